@@ -1,0 +1,27 @@
+# Two commands set everything up: `make test` here, `make demo` once training has arrived.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: test check tests install
+
+test: check tests
+
+install: .venv/installed
+
+# The stamp is as new as the dependencies it was made from.
+.venv/installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]'
+	touch $@
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+
+# The second run has shape checking off: the checking wrappers cannot be compiled or exported.
+tests: install
+	$(BIN)/python -m pytest -q -n 2 --ignore tests/compiled
+	$(BIN)/python -m pytest -q -o addopts=--import-mode=importlib tests/compiled

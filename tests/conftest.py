@@ -1,0 +1,41 @@
+"""Small models, real pictures and real weights for the tests."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+SHARED = Path(__file__).parents[2] / "shared"
+REAL_WEIGHTS = SHARED / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def real_weights() -> Path:
+    if not REAL_WEIGHTS.exists():
+        pytest.skip(f"needs the real ViT-Ti/16 weights in {REAL_WEIGHTS.parent}")
+    return REAL_WEIGHTS
+
+
+@pytest.fixture(scope="session")
+def flowers() -> list[Image.Image]:
+    """64 real photographs, from all five classes."""
+    archives = sorted((SHARED / "data").glob("flower_photos-*.tar"))
+    if not archives:
+        pytest.skip(f"needs flower_photos in {SHARED / 'data'}")
+    pictures = []
+    for archive in archives:
+        with tarfile.open(archive) as tar:
+            names = [name for name in tar.getnames() if name.endswith(".jpg")]
+            for name in names[:: len(names) // 32][:32]:
+                member = tar.extractfile(name)
+                assert member is not None
+                pictures.append(Image.open(io.BytesIO(member.read())).convert("RGB"))
+    return pictures

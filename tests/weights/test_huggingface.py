@@ -1,0 +1,114 @@
+"""transformers as the oracle: its files load here, ours load strictly there, the logits agree."""
+
+import pytest
+import torch
+from transformers import (
+    BitConfig,
+    BitForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
+)
+from transformers.utils import logging
+
+import vitrail
+from tests.models import noisy, small
+
+logging.disable_progress_bar()
+
+TINY = {
+    "hidden_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 768,
+    "image_size": 64,
+    "patch_size": 16,
+}
+LABELS = {
+    "id2label": dict(enumerate("abcdefg")),
+    "label2id": {x: i for i, x in enumerate("abcdefg")},
+}
+
+
+def classifier(**options) -> ViTForImageClassification:
+    return noisy(ViTForImageClassification(ViTConfig(**TINY | LABELS | options)))
+
+
+def bit(width: int) -> BitForImageClassification:
+    sizes = [256 * width, 512 * width, 1024 * width, 2048 * width]
+    config = BitConfig(
+        depths=[1, 2, 1, 1], hidden_sizes=sizes, embedding_size=64 * width, num_labels=7
+    )
+    return noisy(BitForImageClassification(config))
+
+
+def largest_difference(ours, theirs, *shape: int) -> float:
+    images = torch.randn(3, *shape)
+    with torch.inference_mode():
+        return (ours.eval()(images) - theirs.eval()(images).logits).abs().max().item()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_attention_heads": 6}, {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3}],
+)
+def test_a_saved_classifier_gives_its_logits(options, tmp_path):
+    theirs = classifier(**options)
+    theirs.save_pretrained(tmp_path)
+    ours = vitrail.load(tmp_path)
+    assert largest_difference(ours, theirs, 3, 64, 64) < 1e-5
+    assert ours.labels == tuple("abcdefg")
+    assert ours.preprocess.size == (64, 64)
+
+
+def test_a_rectangle_and_the_names_in_memory_are_known(tmp_path):
+    theirs = classifier(image_size=(64, 96))
+    torch.save(theirs.state_dict(), tmp_path / "state.pth")
+    ours = vitrail.load(tmp_path / "state.pth", size=(64, 96))
+    assert largest_difference(ours, theirs, 3, 64, 96) < 1e-5
+
+
+def test_the_pooler_is_the_papers_hidden_layer(tmp_path):
+    theirs = noisy(ViTModel(ViTConfig(**TINY)))
+    theirs.save_pretrained(tmp_path)
+    ours = vitrail.load(tmp_path)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        output = theirs(images)
+        assert (ours(images) - output.pooler_output).abs().max() < 1e-5
+        assert (ours.tokens(images) - output.last_hidden_state).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["vit", "vit-b"])
+def test_our_folder_loads_strictly_in_transformers_and_gives_our_logits(kind, tmp_path):
+    ours = small(kind, gelu="erf", eps=1e-12)
+    ours.labels = tuple("abcdefg")
+    vitrail.save(ours, tmp_path / "ours", to="huggingface")
+    theirs, report = ViTForImageClassification.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert theirs.config.id2label == dict(enumerate("abcdefg"))
+    assert largest_difference(ours, theirs, 3, 64, 64) < 1e-5
+
+
+def test_a_class_token_without_a_position_gets_a_zero_one(tmp_path):
+    ours = small("vit", class_slot=False, gelu="erf", eps=1e-12)
+    vitrail.save(ours, tmp_path / "ours", to="huggingface")
+    theirs = ViTForImageClassification.from_pretrained(tmp_path / "ours")
+    assert not theirs.vit.embeddings.position_embeddings[:, 0].any()
+    assert largest_difference(ours, theirs, 3, 64, 64) < 1e-5
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_bit_resnets_agree_both_ways(width, tmp_path):
+    theirs = bit(width)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = vitrail.load(tmp_path / "theirs")
+    assert largest_difference(ours, theirs, 3, 64, 96) < 1e-4
+    vitrail.save(ours, tmp_path / "ours", to="huggingface")
+    back, report = BitForImageClassification.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert largest_difference(ours, back, 3, 64, 96) < 1e-4

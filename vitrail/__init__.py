@@ -1,0 +1,25 @@
+"""Vitrail: the Vision Transformer paper as a complete, working system."""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Public name → where it lives. Imported on first use, so that `vitrail --help` does not wait for
+# torch.
+PUBLIC = {
+    "Classifier": "vitrail.model",
+    "VitrailError": "vitrail.errors",
+    "convert": "vitrail.weights.converting",
+    "create": "vitrail.model",
+    "load": "vitrail.weights.loading",
+    "save": "vitrail.weights.loading",
+}
+
+__all__ = [*PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'vitrail' has no attribute '{name}'")
+    return getattr(import_module(PUBLIC[name]), name)

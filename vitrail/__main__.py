@@ -1,0 +1,5 @@
+"""`python -m vitrail`."""
+
+from vitrail.cli import main
+
+main()

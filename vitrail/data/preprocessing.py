@@ -1,0 +1,74 @@
+"""From a picture to the tensor a model was trained on; the description travels with the weights."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor, nn
+from torchvision.transforms import InterpolationMode, v2
+
+from vitrail.errors import VitrailError
+
+Colour = tuple[float, ...]
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How a picture is resized, cropped and scaled before the model sees it."""
+
+    size: tuple[int, int] = (224, 224)
+    """Rows and columns that the model gets."""
+    short_side: int = 0
+    """Resize this side first, keeping the aspect, then crop the centre; zero squeezes to `size`."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    antialias: bool = True
+    mean: Colour = (0.5, 0.5, 0.5)
+    std: Colour = (0.5, 0.5, 0.5)
+
+    def __call__(self, picture: Image.Image | Path | str) -> Float[Tensor, "c y x"]:
+        image = picture if isinstance(picture, Image.Image) else open_picture(Path(picture))
+        image = ImageOps.exif_transpose(image).convert("RGB" if len(self.mean) == 3 else "L")
+        return self.transform()(image)
+
+    def transform(self) -> Callable[[Any], Tensor]:
+        """The steps on a PIL image, from torchvision."""
+        mode = InterpolationMode(self.interpolation)
+        target = self.short_side or list(self.size)
+        resize = v2.Resize(target, mode, antialias=self.antialias)  # type: ignore[arg-type]
+        numbers: list[nn.Module] = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+        # Pillow always smooths when it shrinks; without antialias the tensor is resized instead.
+        steps = [resize, *numbers] if self.antialias else [*numbers, resize]
+        if self.short_side:
+            steps.append(v2.CenterCrop(list(self.size)))
+        return v2.Compose([*steps, v2.Normalize(list(self.mean), list(self.std))])
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for a file's metadata."""
+        return asdict(self)
+
+
+def from_dict(values: dict[str, Any]) -> Preprocessing:
+    """What `to_dict` wrote."""
+    if not set(values) <= {field.name for field in fields(Preprocessing)}:
+        raise VitrailError("the file describes a preprocessing that this version does not know")
+    tuples: dict[str, Any] = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+    return Preprocessing(**values | tuples)
+
+
+def open_picture(path: Path) -> Image.Image:
+    """The decoded picture, or one line that says why there is none."""
+    try:
+        image = Image.open(path)
+        image.load()
+    except FileNotFoundError:
+        raise VitrailError(f"{path} does not exist") from None
+    except UnidentifiedImageError:
+        raise VitrailError(f"{path} is not a picture") from None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise VitrailError(f"{path} cannot be decoded: {error}") from None
+    return image

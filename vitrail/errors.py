@@ -1,0 +1,14 @@
+"""The one exception a user may meet: what is wrong, where, and what to do, in a single line."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class VitrailError(ValueError):
+    """A mistake the user can mend. The command line prints it without a traceback."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of an error line: `; did you mean 'B/16'?`, or nothing when no name is near."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{near[0]}'?" if near else ""

@@ -1,0 +1,7 @@
+"""Batches → tokens → logits: every model of the paper, from one table of variants."""
+
+from vitrail.model.classifier import Classifier as Classifier
+from vitrail.model.variants import Architecture as Architecture
+from vitrail.model.variants import build as build
+from vitrail.model.variants import create as create
+from vitrail.model.variants import describe as describe

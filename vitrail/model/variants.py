@@ -1,0 +1,195 @@
+"""The one table of variants: a name becomes an architecture, an architecture becomes a model.
+
+B/16        ViT-Base, 16-pixel patches; any size of the table with any patch
+R50+B/16    hybrid: ResNet-50 below; the suffix counts pixels of the image per token
+R50x1       BiT ResNet: depth, and the factor on all widths; any depth of the table with any
+Axial-B/16  Axial-ViT; Axial-R50 is AxialResNet-50
+ResNet50    torchvision's classic ResNet with batch norm
+"""
+
+import re
+from dataclasses import asdict, fields
+from typing import Any
+
+from vitrail.errors import VitrailError, did_you_mean
+from vitrail.model.axial import AxialResNet, AxialResNetArchitecture
+from vitrail.model.classic import ClassicArchitecture, ClassicResNet
+from vitrail.model.classifier import Classifier
+from vitrail.model.resnet import ResNet, ResNetArchitecture
+from vitrail.model.vit import ViT, ViTArchitecture
+
+Architecture = ViTArchitecture | ResNetArchitecture | AxialResNetArchitecture | ClassicArchitecture
+
+FAMILIES: dict[str, tuple[type[Any], type[Classifier]]] = {
+    "vit": (ViTArchitecture, ViT),
+    "resnet": (ResNetArchitecture, ResNet),
+    "axial-resnet": (AxialResNetArchitecture, AxialResNet),
+    "classic-resnet": (ClassicArchitecture, ClassicResNet),
+}
+
+# width, depth, heads, MLP width. B, L, H: the paper's Table 1; Ti, S: AugReg; So400m, g, G: Zhai et
+# al. 2021 and Alabdulmohsin et al. 2023; b: B with every hidden width halved (Figure 4), that of a
+# head too, which is what tells it from S.
+SIZES = {
+    "Ti": (192, 12, 3, 768),
+    "S": (384, 12, 6, 1536),
+    "b": (384, 12, 12, 1536),
+    "B": (768, 12, 12, 3072),
+    "L": (1024, 24, 16, 4096),
+    "H": (1280, 32, 16, 5120),
+    "So400m": (1152, 27, 16, 4304),
+    "g": (1408, 40, 16, 6144),
+    "G": (1664, 48, 16, 8192),
+}
+
+# Residual units of each stage, by the number of layers.
+UNITS = {
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
+}
+
+# The ResNet under a hybrid (depth, pixels per token) → units and patch side on its map. At 16 the
+# fourth stage's units join the third. R+Ti/16 is the root alone; its root halves twice, so that its
+# 8-cell patches are really 32 pixels apart, whatever the published name says.
+BACKBONES: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {
+    ("R", 16): ((), 8),
+    ("R26", 32): ((2, 2, 2, 2), 1),
+    ("R50", 32): ((3, 4, 6, 3), 1),
+    ("R50", 16): ((3, 4, 9), 1),
+}
+
+# Units and width of the AxialResNets: 50 keeps ResNet-50's widths; 26 is the published small one.
+AXIAL_RESNETS = {26: ((1, 2, 4, 1), 0.5), 50: ((3, 4, 6, 3), 1.0)}
+
+NAMED = (
+    *("Ti/16", "S/32", "S/16", "b/32", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14"),
+    *("So400m/14", "g/14", "G/14"),
+    *("R+Ti/16", "R26+S/32", "R26+B/32", "R50+B/32", "R50+B/16", "R50+L/32", "R50+L/16"),
+    *("R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4", "R200x3"),
+    *("Axial-B/32", "Axial-B/16", "Axial-R26", "Axial-R50"),
+    *("ResNet18", "ResNet34", "ResNet50", "ResNet101", "ResNet152"),
+)
+"""The variants worth a line in a list; the grammar above allows many more."""
+
+
+def create(
+    variant: str, classes: int = 1000, size: int | tuple[int, int] = 224, **options: Any
+) -> Classifier:
+    """A new model of that name, initialised as in the reference.
+
+    `size` is in pixels, one side or (rows, columns). `options` are fields of the variant's
+    architecture, such as depth=8, pool="mean" or dropout=0.1.
+    """
+    return build(describe(variant, classes=classes, size=size, **options))
+
+
+def build(architecture: Architecture) -> Classifier:
+    """The model that an architecture describes, newly initialised."""
+    return FAMILIES[family(architecture)][1](architecture)  # type: ignore[call-arg]
+
+
+def family(architecture: Architecture) -> str:
+    """The family's name, as it is written into files."""
+    return next(name for name, (kind, _) in FAMILIES.items() if isinstance(architecture, kind))
+
+
+def describe(variant: str, *, size: int | tuple[int, int] = 224, **options: Any) -> Architecture:
+    """The architecture of a variant's name, with the options put in."""
+    kind, row = parse(variant)
+    known = [field.name for field in fields(kind)]
+    for name in options:
+        if name not in known:
+            raise VitrailError(f"{variant} has no option '{name}'{did_you_mean(name, known)}")
+    if options.get("hidden") is True:  # the paper's hidden layer is as wide as its tokens
+        options["hidden"] = options.get("width", row["width"])
+    row |= options | {"size": (size, size) if isinstance(size, int) else tuple(size)}
+    if kind is ViTArchitecture:
+        row = token_defaults(row)
+    return kind(**row)
+
+
+def token_defaults(row: dict[str, Any]) -> dict[str, Any]:
+    """Only the class-token head needs a class token, and only learned positions have its slot.
+
+    Axial attention works on the grid alone, so it pools by the mean: appendix D.3 finds that as
+    good as the class token, and the paper does not say how a class token would take part.
+    """
+    pool = row.setdefault("pool", "mean" if row.get("axial") else "class")
+    row.setdefault("class_token", pool == "class")
+    learned = row.get("positions", "learned") == "learned"
+    row.setdefault("class_slot", row["class_token"] and learned)
+    return row
+
+
+def parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
+    """The kind of architecture that a name stands for, and its row of the tables."""
+    if match := re.fullmatch(r"(?:(R\d*)\+|(Axial)-)?([A-Za-z0-9]+)/(\d+)", variant):
+        backbone, axial, size, patch = match.groups()
+        if size in SIZES and int(patch) and (not backbone or (backbone, int(patch)) in BACKBONES):
+            row: dict[str, Any] = dict(
+                zip(("width", "depth", "heads", "mlp"), SIZES[size], strict=True)
+            )
+            row |= {"patch": int(patch), "axial": bool(axial)}
+            if backbone:
+                row["backbone"], row["patch"] = BACKBONES[backbone, int(patch)]
+            return ViTArchitecture, row
+    if (match := re.fullmatch(r"R(\d+)x(\d+)", variant)) and int(match[1]) in UNITS:
+        return ResNetArchitecture, {"units": UNITS[int(match[1])], "width": int(match[2])}
+    if (match := re.fullmatch(r"Axial-R(\d+)", variant)) and int(match[1]) in AXIAL_RESNETS:
+        units, width = AXIAL_RESNETS[int(match[1])]
+        return AxialResNetArchitecture, {"units": units, "width": width}
+    if match := re.fullmatch(r"ResNet(18|34|50|101|152)", variant):
+        return ClassicArchitecture, {"depth": int(match[1])}
+    hint = did_you_mean(variant, NAMED) or "; `vitrail models` lists them"
+    raise VitrailError(f"unknown variant '{variant}'{hint}")
+
+
+def name(architecture: Architecture) -> str:
+    """The variant's name, as far as the tables have one; otherwise its numbers."""
+    if isinstance(architecture, ClassicArchitecture):
+        return f"ResNet{architecture.depth}"
+    if isinstance(architecture, ViTArchitecture):
+        return vit_name(architecture)
+    if isinstance(architecture, AxialResNetArchitecture):
+        row = (architecture.units, architecture.width)
+        named = next(
+            (f"Axial-R{depth}" for depth, known in AXIAL_RESNETS.items() if known == row), ""
+        )
+        return named or f"AxialResNet {architecture.units}x{architecture.width}"
+    depth = next((depth for depth, units in UNITS.items() if units == architecture.units), None)
+    return f"R{depth or list(architecture.units)}x{architecture.width}"
+
+
+def vit_name(a: ViTArchitecture) -> str:
+    """`B/16`, `R50+B/16` and so on; `ViT 8x1024/32` where the table has no such row."""
+    shape = (a.width, a.depth, a.heads, a.mlp)
+    size = next((key for key, known in SIZES.items() if known == shape), None)
+    size = size or f"ViT {a.depth}x{a.width}"
+    if a.backbone is None:
+        return f"{'Axial-' if a.axial else ''}{size}/{a.patch}"
+    known = {row: key for key, row in BACKBONES.items()}
+    depth, pixels = known.get((a.backbone, a.patch), (f"R{list(a.backbone)}", a.stride))
+    return f"{depth}+{size}/{pixels}"
+
+
+def to_dict(architecture: Architecture) -> dict[str, Any]:
+    """The architecture as plain values, for a file's metadata."""
+    return {"family": family(architecture)} | asdict(architecture)
+
+
+def from_dict(values: dict[str, Any]) -> Architecture:
+    """The architecture that `to_dict` wrote; a stranger's file may hold anything, so be strict."""
+    values = dict(values)
+    kind = FAMILIES.get(values.pop("family", ""), (None, None))[0]
+    if kind is None or not set(values) <= {field.name for field in fields(kind)}:
+        raise VitrailError("the file describes an architecture that this version does not know")
+    tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    try:
+        return kind(**values | tuples)
+    except TypeError as error:
+        raise VitrailError(
+            f"the file's description of its architecture is broken: {error}"
+        ) from None

@@ -1,0 +1,1 @@
+"""Published checkpoints ↔ our names: any known format in, any known format out."""

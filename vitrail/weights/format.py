@@ -1,0 +1,171 @@
+"""What a checkpoint format is: how to recognise it, what it says, and what it has no place for."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import VitrailError
+from vitrail.model.positions import Interpolation, sincos
+from vitrail.model.resnet import ResNetArchitecture
+from vitrail.model.variants import SIZES, Architecture, name
+from vitrail.model.vit import ViTArchitecture
+from vitrail.weights.files import Contents
+from vitrail.weights.layout import Entry
+
+Size = tuple[int, int]
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """One family of checkpoints."""
+
+    name: str
+    gelu: Literal["tanh", "erf"]
+    """What a file of this family means, since the weights alone do not say."""
+    eps: float
+    interpolation: Interpolation
+    suffix: str
+    """The family's usual container; empty is a folder with config.json."""
+    recognise: Callable[[Contents], bool]
+    normalise: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    """Every dialect of the family under one set of names."""
+    describe: Callable[[Contents, Size | None], Architecture]
+    """The architecture, read off the tensors; the size of rectangles must be told."""
+    table: Callable[[Architecture], list[Entry]]
+    """Our keys and theirs."""
+    refusal: Callable[[Architecture], str]
+    """Why this format cannot hold that architecture; empty where it can."""
+    adapt: Callable[[Architecture, Tensors], tuple[Architecture, Tensors]] = lambda a, t: (a, t)
+    """The same function in terms the format has words for."""
+    spell: Callable[[Architecture, Tensors], Tensors] = lambda a, tensors: tensors
+    """The names as files have them, where those differ from the table's."""
+    preprocessing: Callable[[Contents, Architecture], Preprocessing]
+    labels: Callable[[Contents], tuple[str, ...]] = lambda contents: ()
+    exceptions: Callable[[Contents], dict[str, Any]] = lambda contents: {}
+    """GELU or epsilon, where the config says something else than the family."""
+    sidecars: Callable[[Any], tuple[dict[str, Any], dict[str, Any]]] = lambda model: ({}, {})
+    """config.json and preprocessor_config.json of a model; a single file gets the former's plain
+    values in its header, where it has one."""
+
+    def numerics(self, architecture: Architecture) -> Architecture:
+        """The architecture with this family's GELU and epsilon, where it has any."""
+        if isinstance(architecture, ViTArchitecture):
+            return replace(architecture, gelu=self.gelu, eps=self.eps)
+        return architecture
+
+
+WITH_SLOT, EITHER, WITHOUT_SLOT = (True,), (False, True), (False,)
+
+
+def grid_of(
+    slots: int, choices: tuple[bool, ...], stride: int, size: Size | None
+) -> tuple[Size, bool]:
+    """Image size and whether the first slot is the class token's, from a table's length.
+
+    Where `size` fits it decides. Otherwise images are taken to be square, as nearly all are: no
+    count is a square both with and without a class slot. The sides of a rectangle are not in the
+    tensors and must be told.
+    """
+    if size is not None:
+        patches = (size[0] // stride) * (size[1] // stride)
+        for slot in choices:
+            if slots == patches + slot:
+                return size, slot
+    for slot in choices:
+        side = math.isqrt(slots - slot)
+        if side * side == slots - slot:
+            return (side * stride, side * stride), slot
+    raise VitrailError(
+        f"{slots} positions are no square grid; say size=(rows, columns) of the images they are for"
+    )
+
+
+def heads_of(width: int, depth: int, contents: Contents, key: str) -> int:
+    """Heads are not in the tensors of torch formats: from the config, else from the table."""
+    arguments = contents.config.get("model_args") or {}
+    told = arguments.get(key) or contents.config.get(key) or contents.metadata.get(key)
+    if told is None:
+        told = next((row[2] for row in SIZES.values() if row[:2] == (width, depth)), width // 64)
+    heads = int(told)
+    if heads < 1 or width % heads:
+        raise VitrailError(
+            f"{contents.path}: cannot tell the number of heads of width {width}; "
+            f"put a config.json with {key} beside it"
+        )
+    return heads
+
+
+def count(tensors: Tensors, template: str) -> int:
+    """How many of `template.format(0)`, `template.format(1)`, … there are in a row."""
+    i = 0
+    while template.format(i) in tensors:
+        i += 1
+    return i
+
+
+def units_of(tensors: Tensors, template: str, start: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
+    """Residual units of each stage, from keys with a stage and a unit, counted from `start`."""
+    units: list[int] = []
+    while True:
+        stage, unit = start[0] + len(units), start[1]
+        while template.format(stage, unit) in tensors:
+            unit += 1
+        if unit == start[1]:
+            return tuple(units)
+        units.append(unit - start[1])
+
+
+def resnet_of(
+    root: Tensor, units: tuple[int, ...], head: Tensor | None, size: Size | None
+) -> ResNetArchitecture:
+    """A BiT ResNet from its root kernel (out, in, 7, 7) and its head (classes, …)."""
+    return ResNetArchitecture(
+        units=units,
+        width=root.shape[0] // 64,
+        channels=root.shape[1],
+        classes=0 if head is None else head.shape[0],
+        size=size or (224, 224),
+    )
+
+
+def plain_vit(a: Architecture, format_name: str) -> str:
+    """Why a format that knows only the paper's plain ViT cannot hold this one."""
+    if not isinstance(a, ViTArchitecture):
+        return f"{format_name} has no {name(a)}"
+    reasons = {
+        "axial attention": a.axial,
+        f"{a.positions} positions": a.positions not in ("learned", "sincos"),
+        "positions at every layer": a.injection != "stem",
+    }
+    return "; ".join(f"{format_name} has no {what}" for what, there in reasons.items() if there)
+
+
+def with_learned_positions(a: ViTArchitecture, tensors: Tensors) -> tuple[ViTArchitecture, Tensors]:
+    """Fixed waves written out as a table, for formats that know learned positions only."""
+    if a.positions != "sincos":
+        return a, tensors
+    table = sincos(a.grid, a.width, torch.device("cpu"), torch.float32)
+    return replace(a, positions="learned"), tensors | {"positions.0.table": table}
+
+
+def with_class_slot(a: ViTArchitecture, tensors: Tensors) -> tuple[ViTArchitecture, Tensors]:
+    """A zero position for the class token, for formats that always have one."""
+    if a.class_slot or not a.class_token:
+        return a, tensors
+    slot = torch.zeros_like(tensors["class_token"])
+    return replace(a, class_slot=True), tensors | {"positions.0.class_slot": slot}
+
+
+def without_class_slot(a: ViTArchitecture, tensors: Tensors) -> tuple[ViTArchitecture, Tensors]:
+    """The class token with its position added in: the same sum, made beforehand."""
+    if not a.class_slot:
+        return a, tensors
+    kept = {key: tensor for key, tensor in tensors.items() if key != "positions.0.class_slot"}
+    kept["class_token"] = tensors["class_token"] + tensors["positions.0.class_slot"]
+    return replace(a, class_slot=False), kept

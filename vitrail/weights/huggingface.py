@@ -1,0 +1,286 @@
+"""transformers' names: ViT (either generation of names) and BiT."""
+
+import re
+from typing import Any
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import VitrailError
+from vitrail.model.resnet import ResNetArchitecture
+from vitrail.model.variants import Architecture, name
+from vitrail.model.vit import ViTArchitecture
+from vitrail.weights.files import Contents
+from vitrail.weights.format import (
+    WITH_SLOT,
+    Format,
+    Size,
+    Tensors,
+    count,
+    grid_of,
+    heads_of,
+    plain_vit,
+    resnet_of,
+    units_of,
+    with_class_slot,
+    with_learned_positions,
+)
+from vitrail.weights.layout import SLOT, Entry, entry, stacked, torch_module
+
+GELUS = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
+# Pillow's numbers for the filters, as preprocessor_config.json has them.
+FILTERS = {2: "bilinear", 3: "bicubic"}
+
+# Since version 5 the modules of a ViT in memory have other names than its files.
+MEMORY_NAMES = (
+    (r"^layers\.(\d+)\.attention\.([qkv])_proj\.", r"encoder.layer.\1.attention.attention.\2."),
+    (r"^layers\.(\d+)\.attention\.o_proj\.", r"encoder.layer.\1.attention.output.dense."),
+    (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
+    (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
+    (r"^layers\.(\d+)\.", r"encoder.layer.\1."),
+    (r"attention\.q\.", "attention.query."),
+    (r"attention\.k\.", "attention.key."),
+    (r"attention\.v\.", "attention.value."),
+)
+
+
+def recognise(contents: Contents) -> bool:
+    """A ViT's embeddings, or a BiT's embedder."""
+    keys = normalise(contents.tensors)
+    return (
+        "embeddings.patch_embeddings.projection.weight" in keys
+        or "embedder.convolution.weight" in keys
+    )
+
+
+def normalise(tensors: Tensors) -> Tensors:
+    """The names in files, without the prefix of the model inside a classifier."""
+    named: Tensors = {}
+    for key, x in tensors.items():
+        key = key.removeprefix("vit.").removeprefix("bit.")
+        for pattern, file_name in MEMORY_NAMES:
+            key = re.sub(pattern, file_name, key)
+        named[key] = x
+    return named
+
+
+def describe(contents: Contents, size: Size | None) -> Architecture:
+    """The architecture, with what config.json says of GELU and epsilon."""
+    tensors, config = contents.tensors, contents.config
+    if "embedder.convolution.weight" in tensors:
+        if config.get("layer_type", "preactivation") != "preactivation":
+            raise VitrailError(f"{contents.path}: only BiT's own pre-activation ResNet is known")
+        units = units_of(tensors, "encoder.stages.{0}.layers.{1}.conv1.weight")
+        head = tensors.get("classifier.1.weight")
+        return resnet_of(tensors["embedder.convolution.weight"], units, head, size)
+    width, channels, patch, _ = tensors["embeddings.patch_embeddings.projection.weight"].shape
+    depth = count(tensors, "encoder.layer.{0}.layernorm_before.weight")
+    told = config.get("image_size")
+    told = (told, told) if isinstance(told, int) else told and tuple(told)
+    slots = tensors["embeddings.position_embeddings"].shape[1]
+    size, slot = grid_of(slots, WITH_SLOT, patch, size or told)
+    return ViTArchitecture(
+        width=width,
+        depth=depth,
+        heads=heads_of(width, depth, contents, "num_attention_heads"),
+        mlp=tensors["encoder.layer.0.intermediate.dense.weight"].shape[0],
+        patch=patch,
+        channels=channels,
+        size=size,
+        class_slot=slot,
+        classes=tensors["classifier.weight"].shape[0] if "classifier.weight" in tensors else 0,
+        hidden=tensors["pooler.dense.weight"].shape[0] if "pooler.dense.weight" in tensors else 0,
+    )
+
+
+def table(a: Architecture) -> list[Entry]:
+    """Our keys and theirs."""
+    if isinstance(a, ResNetArchitecture):
+        return bit_table()
+    layer = "encoder.layer.{0}."
+    attention = f"{layer}attention."
+    qkv = [f"{attention}attention.{part}" for part in ("query", "key", "value")]
+    return [
+        entry("class_token", "embeddings.cls_token"),
+        Entry(
+            ("positions.0.class_slot", "positions.0.table"),
+            ("embeddings.position_embeddings",),
+            SLOT,
+        ),
+        *torch_module("embedding", "embeddings.patch_embeddings.projection"),
+        *torch_module("blocks.#.norm1", f"{layer}layernorm_before"),
+        *(
+            Entry(
+                (f"blocks.#.attention.qkv.{end}",),
+                tuple(f"{part}.{end}" for part in qkv),
+                stacked(3),
+            )
+            for end in ("weight", "bias")
+        ),
+        *torch_module("blocks.#.attention.out", f"{attention}output.dense"),
+        *torch_module("blocks.#.norm2", f"{layer}layernorm_after"),
+        *torch_module("blocks.#.mlp.fc1", f"{layer}intermediate.dense"),
+        *torch_module("blocks.#.mlp.fc2", f"{layer}output.dense"),
+        *torch_module("norm", "layernorm"),
+        *torch_module("hidden", "pooler.dense"),
+        *torch_module("head", "classifier"),
+    ]
+
+
+def bit_table() -> list[Entry]:
+    """A BiT ResNet."""
+    unit, theirs = "stages.#.#.", "encoder.stages.{0}.layers.{1}."
+    found = [
+        entry("root.weight", "embedder.convolution.weight"),
+        entry(f"{unit}projection.weight", f"{theirs}downsample.conv.weight"),
+        *torch_module("norm", "norm"),
+        *torch_module("head", "classifier.1"),
+    ]
+    for i in (1, 2, 3):
+        found += [entry(f"{unit}conv{i}.weight", f"{theirs}conv{i}.weight")]
+        found += torch_module(f"{unit}norm{i}", f"{theirs}norm{i}")
+    return found
+
+
+def refusal(a: Architecture) -> str:
+    """Why transformers has no such model."""
+    if isinstance(a, ResNetArchitecture):
+        return ""
+    reason = plain_vit(a, "transformers")
+    if reason or not isinstance(a, ViTArchitecture):
+        return reason or f"transformers has no {name(a)}"
+    reasons = {
+        "hybrid": a.backbone is not None,
+        "LayerScale in ViT": a.layer_scale > 0,
+        "register tokens in ViT": a.registers > 0,
+        f"{a.pool} pooling": a.pool != "class",
+        "hidden layer before a classifier": a.hidden > 0 and a.classes > 0,
+    }
+    return "; ".join(f"transformers has no {what}" for what, there in reasons.items() if there)
+
+
+def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
+    """Positions are always learned, and the class token always has one."""
+    if isinstance(a, ViTArchitecture):
+        return with_class_slot(*with_learned_positions(a, tensors))
+    return a, tensors
+
+
+def prefix(a: Architecture, tensors: Tensors) -> Tensors:
+    """The names of a classifier's files, whose model has a prefix and whose head has none."""
+    if not a.classes:
+        return tensors
+    inner = "bit." if isinstance(a, ResNetArchitecture) else "vit."
+    return {key if key.startswith("classifier.") else inner + key: x for key, x in tensors.items()}
+
+
+def preprocessing(contents: Contents, a: Architecture) -> Preprocessing:
+    """What preprocessor_config.json says; else ViTImageProcessor's defaults."""
+    told = contents.preprocessor
+    half = [0.5] * a.channels
+    size = told.get("size", {})
+    edge = size.get("shortest_edge", 0) if isinstance(size, dict) else 0
+    crop = told.get("crop_size") if told.get("do_center_crop") else None
+    return Preprocessing(
+        size=(crop["height"], crop["width"]) if isinstance(crop, dict) else a.size,
+        short_side=int(edge),
+        interpolation=FILTERS.get(told.get("resample", 2), "bilinear"),  # type: ignore[arg-type]
+        mean=tuple(told.get("image_mean", half)),
+        std=tuple(told.get("image_std", half)),
+    )
+
+
+def labels(contents: Contents) -> tuple[str, ...]:
+    """Names of the classes; transformers' own LABEL_0, LABEL_1, … are none."""
+    names = contents.config.get("id2label") or {}
+    ordered = tuple(str(names[key]) for key in sorted(names, key=int))
+    return () if all(label.startswith("LABEL_") for label in ordered) else ordered
+
+
+def exceptions(contents: Contents) -> dict[str, Any]:
+    """What config.json says of GELU and epsilon."""
+    act = contents.config.get("hidden_act", "gelu")
+    if act not in GELUS:
+        raise VitrailError(f"{contents.path}: hidden_act '{act}' is no GELU")
+    return {"gelu": GELUS[act], "eps": float(contents.config.get("layer_norm_eps", 1e-12))}
+
+
+def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json and preprocessor_config.json."""
+    a, pre = model.architecture, model.preprocess
+    names = model.labels or [f"LABEL_{i}" for i in range(a.classes)]
+    config: dict[str, Any] = {
+        "id2label": {str(i): label for i, label in enumerate(names)},
+        "label2id": {label: i for i, label in enumerate(names)},
+        "num_channels": a.channels,
+    }
+    config |= bit_config(a) if isinstance(a, ResNetArchitecture) else vit_config(a)
+    if pre is None:
+        return config, {}
+    filters = {kind: number for number, kind in FILTERS.items()}
+    height, width = pre.size
+    size = {"height": height, "width": width}
+    return config, {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": pre.short_side} if pre.short_side else size,
+        "do_center_crop": bool(pre.short_side),
+        "crop_size": size,
+        "resample": filters[pre.interpolation],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(pre.mean),
+        "image_std": list(pre.std),
+    }
+
+
+def vit_config(a: ViTArchitecture) -> dict[str, Any]:
+    """The fields of ViTConfig."""
+    return {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification" if a.classes else "ViTModel"],
+        "hidden_size": a.width,
+        "num_hidden_layers": a.depth,
+        "num_attention_heads": a.heads,
+        "intermediate_size": a.mlp,
+        "hidden_act": "gelu",
+        "layer_norm_eps": HUGGINGFACE.eps,
+        "image_size": a.size[0] if a.size[0] == a.size[1] else list(a.size),
+        "patch_size": a.patch,
+        "qkv_bias": True,
+        "pooler_output_size": a.hidden or a.width,
+        "pooler_act": "tanh",
+    }
+
+
+def bit_config(a: ResNetArchitecture) -> dict[str, Any]:
+    """The fields of BitConfig."""
+    return {
+        "model_type": "bit",
+        "architectures": ["BitForImageClassification" if a.classes else "BitModel"],
+        "depths": list(a.units),
+        "hidden_sizes": [256 * a.width * 2**stage for stage in range(len(a.units))],
+        "embedding_size": 64 * a.width,
+        "layer_type": "preactivation",
+        "global_padding": None,
+        "num_groups": 32,
+    }
+
+
+HUGGINGFACE = Format(
+    name="huggingface",
+    gelu="erf",
+    eps=1e-12,
+    interpolation="huggingface",
+    suffix="",
+    recognise=recognise,
+    normalise=normalise,
+    describe=describe,
+    table=table,
+    refusal=refusal,
+    adapt=adapt,
+    spell=prefix,
+    preprocessing=preprocessing,
+    labels=labels,
+    exceptions=exceptions,
+    sidecars=sidecars,
+)

@@ -1,0 +1,259 @@
+"""`load` and `save`: a model from any known checkpoint, and any known checkpoint from a model."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import VitrailError, did_you_mean
+from vitrail.model import Architecture, Classifier, build
+from vitrail.model.positions import Interpolation, resize_grid, resize_line
+from vitrail.model.variants import name
+from vitrail.model.vit import ViTArchitecture
+from vitrail.weights import files, native
+from vitrail.weights.download import fetch
+from vitrail.weights.files import Contents
+from vitrail.weights.format import Format, Size
+from vitrail.weights.google import GOOGLE
+from vitrail.weights.huggingface import HUGGINGFACE
+from vitrail.weights.layout import match, to_ours, to_theirs
+from vitrail.weights.published import PUBLISHED, find
+from vitrail.weights.timm import TIMM
+from vitrail.weights.torchvision import TORCHVISION
+
+FORMATS = {known.name: known for known in (GOOGLE, TIMM, HUGGINGFACE, TORCHVISION)}
+FormatName = Literal["google", "timm", "huggingface", "torchvision", "vitrail"]
+
+
+class MismatchError(VitrailError):
+    """The checkpoint and the model do not fit; every key that differs is named."""
+
+    def __init__(
+        self, path: Path, missing: list[str], unexpected: list[str], misshapen: list[str]
+    ) -> None:
+        self.missing, self.unexpected, self.misshapen = missing, unexpected, misshapen
+        parts = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
+        told = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in parts.items() if keys]
+        super().__init__(f"{path} does not fit its architecture; {'; '.join(told)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint in our terms."""
+
+    path: Path
+    format: str
+    architecture: Architecture
+    tensors: dict[str, Tensor]
+    labels: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+
+
+def load(
+    source: str | Path,
+    *,
+    classes: int | None = None,
+    size: int | Size | None = None,
+    interpolation: Interpolation | None = None,
+    **options: Any,
+) -> Classifier:
+    """The model of a weights file or folder in any known format, or of a published name.
+
+    Another number of `classes` puts a zero head in place of the old one; another `size` (a side, or
+    rows and columns) interpolates the positions, by the method of the checkpoint's family or the
+    one named. `options` change no tensor: dropout, embedding_dropout, drop_path, gelu, eps.
+    """
+    checkpoint = open_checkpoint(source, size, interpolation)
+    if options:
+        checkpoint = replace(
+            checkpoint, architecture=with_options(checkpoint.architecture, options)
+        )
+    model = to_model(checkpoint)
+    if classes is not None and classes != checkpoint.architecture.classes:
+        model.replace_head(classes)
+    return model
+
+
+def open_checkpoint(
+    source: str | Path,
+    size: int | Size | None = None,
+    interpolation: Interpolation | None = None,
+) -> Checkpoint:
+    """A MODEL in our terms, its positions for images of `size`."""
+    size = (size, size) if isinstance(size, int) else size
+    checkpoint = read(resolve(source), size)
+    if interpolation is not None:
+        architecture = with_options(checkpoint.architecture, {"interpolation": interpolation})
+        checkpoint = replace(checkpoint, architecture=architecture)
+    return checkpoint if size is None else resized(checkpoint, size)
+
+
+def to_model(checkpoint: Checkpoint) -> Classifier:
+    """The model, or the full list of what does not fit; its tensors are the checkpoint's own."""
+    with torch.device("meta"):
+        model = build(checkpoint.architecture)
+    wanted, tensors = model.state_dict(), checkpoint.tensors
+    wrong = [
+        f"{key} {tuple(tensors[key].shape)} instead of {tuple(wanted[key].shape)}"
+        for key in wanted
+        if key in tensors and tensors[key].shape != wanted[key].shape
+    ]
+    missing = [key for key in wanted if key not in tensors]
+    unexpected = [key for key in tensors if key not in wanted]
+    if missing or unexpected or wrong:
+        raise MismatchError(checkpoint.path, missing, unexpected, wrong)
+    model.load_state_dict({key: x.contiguous() for key, x in tensors.items()}, assign=True)
+    model.labels = checkpoint.labels
+    model.preprocess = checkpoint.preprocessing
+    return model.eval()
+
+
+def with_options(architecture: Architecture, options: dict[str, Any]) -> Architecture:
+    """The architecture with settings that change no tensor."""
+    if not isinstance(architecture, ViTArchitecture):
+        raise VitrailError(f"{name(architecture)} takes no {', '.join(options)}")
+    allowed = {"dropout", "embedding_dropout", "drop_path", "interpolation", "gelu", "eps"}
+    if wrong := set(options) - allowed:
+        raise VitrailError(f"cannot change {', '.join(sorted(wrong))} of trained weights")
+    return replace(architecture, **options)
+
+
+def resolve(source: str | Path) -> Path:
+    """Where a MODEL lies: a path as it is, a published name or hub repository once fetched."""
+    path = Path(source)
+    if path.exists() or isinstance(source, Path):
+        return path
+    if published := find(source):
+        return fetch(published.source)
+    if source.startswith(("hub:", "https://", "http://")):
+        return fetch(source)
+    hint = did_you_mean(source, [row.name for row in PUBLISHED])
+    raise VitrailError(f"'{source}' is neither a file nor a published name{hint}")
+
+
+def read(path: Path, size: Size | None = None) -> Checkpoint:
+    """Recognise a checkpoint and put it into our terms."""
+    contents = files.read(path)
+    if native.recognise(contents):
+        architecture, labels, preprocessing = native.describe(contents)
+        return Checkpoint(
+            path=path,
+            format="vitrail",
+            architecture=architecture,
+            tensors=contents.tensors,
+            labels=labels,
+            preprocessing=preprocessing,
+        )
+    for known in FORMATS.values():
+        if known.recognise(contents):
+            return translate(
+                known, replace(contents, tensors=known.normalise(contents.tensors)), size
+            )
+    shown = ", ".join(list(contents.tensors)[:3]) or "nothing"
+    raise VitrailError(
+        f"{path} is no checkpoint of a known architecture (it holds {shown} …); "
+        f"known are {', '.join(FORMATS)} and vitrail"
+    )
+
+
+def translate(known: Format, contents: Contents, size: Size | None) -> Checkpoint:
+    """Their tensors under our names, with the architecture they imply."""
+    try:
+        architecture = known.describe(contents, size)
+    except (KeyError, IndexError, AttributeError) as error:
+        raise VitrailError(
+            f"{contents.path} looks like a {known.name} checkpoint but lacks {error}"
+        ) from None
+    if isinstance(architecture, ViTArchitecture):
+        told: dict[str, Any] = {"interpolation": known.interpolation} | known.exceptions(contents)
+        architecture = replace(known.numerics(architecture), **told)
+    matched, homeless = match(known.table(architecture), shapes(architecture))
+    if homeless:
+        raise VitrailError(f"{known.name} has no place for {', '.join(homeless)}")
+    tensors, missing, unexpected = to_ours(matched, contents.tensors)
+    if missing or unexpected:
+        raise MismatchError(contents.path, missing, unexpected, [])
+    labels = known.labels(contents)
+    return Checkpoint(
+        path=contents.path,
+        format=known.name,
+        architecture=architecture,
+        tensors=tensors,
+        labels=labels if len(labels) == architecture.classes else (),
+        preprocessing=known.preprocessing(contents, architecture),
+    )
+
+
+def shapes(architecture: Architecture) -> dict[str, Tensor]:
+    """Every tensor of the architecture, without its numbers."""
+    with torch.device("meta"):
+        return build(architecture).state_dict()
+
+
+def resized(checkpoint: Checkpoint, size: Size) -> Checkpoint:
+    """The checkpoint for images of another size; class slots stay as they are."""
+    old = checkpoint.architecture
+    if size == old.size:
+        return checkpoint
+    new = replace(old, size=size)
+    wanted = shapes(new)
+    tensors = dict(checkpoint.tensors)
+    for key, table in tensors.items():
+        if key not in wanted or table.shape == wanted[key].shape:
+            continue
+        if table.ndim == 2:  # rows, columns, offsets: one axis each
+            tensors[key] = resize_line(table, wanted[key].shape[0])
+        elif isinstance(old, ViTArchitecture) and isinstance(new, ViTArchitecture):
+            tensors[key] = resize_grid(table, old.grid, new.grid, old.interpolation)
+    pre = checkpoint.preprocessing
+    pre = None if pre is None else fitted(pre, size)
+    return replace(checkpoint, architecture=new, tensors=tensors, preprocessing=pre)
+
+
+def fitted(preprocessing: Preprocessing, size: Size) -> Preprocessing:
+    """The same preprocessing for images of another size, cropped by the same fraction."""
+    if preprocessing.size == size:
+        return preprocessing
+    short = round(preprocessing.short_side * min(size) / min(preprocessing.size))
+    return replace(preprocessing, size=size, short_side=short)
+
+
+def save(model: Classifier, path: str | Path, to: FormatName = "vitrail") -> None:
+    """Write the model in a format; an architecture the format cannot hold is named in the error."""
+    files.write(contents(model, Path(path), to))
+
+
+def contents(model: Classifier, path: Path, to: FormatName) -> Contents:
+    """What the file or folder of that format will hold."""
+    tensors = {key: x.detach().cpu() for key, x in model.state_dict().items()}
+    if to == "vitrail":
+        if path.suffix not in (".safetensors", ""):
+            raise VitrailError(
+                f"Vitrail's own format is .safetensors or a folder, not '{path.name}'"
+            )
+        return Contents(path=path, tensors=tensors, metadata=native.header(model))
+    if to not in FORMATS:
+        raise VitrailError(f"unknown format '{to}'; expected one of {', '.join(FORMATS)}, vitrail")
+    target = FORMATS[to]
+    if (path.suffix == ".npz") != (to == "google"):
+        raise VitrailError(f"{to} checkpoints are {target.suffix or 'folders'}, not '{path.name}'")
+    if reason := target.refusal(model.architecture):
+        raise VitrailError(f"cannot write {name(model.architecture)} for {to}: {reason}")
+    architecture, tensors = target.adapt(model.architecture, tensors)
+    matched, homeless = match(target.table(architecture), tensors)
+    if homeless:
+        raise VitrailError(f"{to} has no place for {', '.join(homeless)}")
+    config, preprocessor = target.sidecars(model)
+    # A single file has no config.json: its plain values go into the header, so that what the
+    # tensors cannot tell (the number of heads, a rectangle's sides) is not lost.
+    plain = {key: str(value) for key, value in config.items() if isinstance(value, (int, str))}
+    return Contents(
+        path=path,
+        tensors=target.spell(architecture, to_theirs(matched, tensors)),
+        metadata={"format": "pt"} | plain,
+        config=config,
+        preprocessor=preprocessor,
+    )

@@ -1,0 +1,174 @@
+"""torchvision's names: its ViT, and the classic ResNet with batch norm."""
+
+from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.errors import VitrailError
+from vitrail.model.classic import ClassicArchitecture, Depth
+from vitrail.model.variants import Architecture, name
+from vitrail.model.vit import ViTArchitecture
+from vitrail.weights.files import Contents
+from vitrail.weights.format import (
+    WITH_SLOT,
+    Format,
+    Size,
+    Tensors,
+    count,
+    grid_of,
+    heads_of,
+    plain_vit,
+    units_of,
+    with_class_slot,
+    with_learned_positions,
+)
+from vitrail.weights.layout import SLOT, Entry, entry, torch_module
+
+LAYER = "encoder.layers.encoder_layer_{0}."
+BLOCKS = "encoder.layers.encoder_layer_{0}.ln_1.weight"
+
+# Residual units and whether a unit is a bottleneck → layers.
+CLASSIC: dict[tuple[tuple[int, ...], bool], Depth] = {
+    ((2, 2, 2, 2), False): 18,
+    ((3, 4, 6, 3), False): 34,
+    ((3, 4, 6, 3), True): 50,
+    ((3, 4, 23, 3), True): 101,
+    ((3, 8, 36, 3), True): 152,
+}
+
+
+def recognise(contents: Contents) -> bool:
+    """A ViT's conv_proj, or a ResNet's bn1 and layer1."""
+    keys = contents.tensors
+    return "conv_proj.weight" in keys or ("bn1.weight" in keys and "layer1.0.conv1.weight" in keys)
+
+
+def normalise(tensors: Tensors) -> Tensors:
+    """The MLP's layers had names before they had numbers."""
+    renamed = {"mlp.linear_1.": "mlp.0.", "mlp.linear_2.": "mlp.3."}
+    named: Tensors = {}
+    for key, x in tensors.items():
+        for old, new in renamed.items():
+            key = key.replace(old, new)
+        named[key] = x
+    return named
+
+
+def describe(contents: Contents, size: Size | None) -> Architecture:
+    """The architecture; the number of heads is taken from the table."""
+    tensors = contents.tensors
+    classes = {
+        key: x.shape[0] for key, x in tensors.items() if key in ("heads.head.bias", "fc.bias")
+    }
+    known = {"classes": next(iter(classes.values()), 0)}
+    if "conv_proj.weight" not in tensors:
+        units = units_of(tensors, "layer{0}.{1}.conv1.weight", start=(1, 0))
+        depth = CLASSIC.get((units, "layer1.0.conv3.weight" in tensors))
+        channels = tensors["conv1.weight"].shape[1]
+        if depth is None:
+            raise VitrailError(f"{contents.path}: torchvision has no ResNet of units {list(units)}")
+        return ClassicArchitecture(depth=depth, channels=channels, size=size or (224, 224), **known)  # type: ignore
+    width, channels, patch, _ = tensors["conv_proj.weight"].shape
+    depth = count(tensors, BLOCKS)
+    hidden = tensors.get("heads.pre_logits.bias")
+    size, slot = grid_of(tensors["encoder.pos_embedding"].shape[1], WITH_SLOT, patch, size)
+    return ViTArchitecture(
+        width=width,
+        depth=depth,
+        heads=heads_of(width, depth, contents, "num_heads"),
+        mlp=tensors[f"{LAYER.format(0)}mlp.0.weight"].shape[0],
+        patch=patch,
+        channels=channels,
+        size=size,
+        class_slot=slot,
+        hidden=0 if hidden is None else hidden.shape[0],
+        **known,
+    )
+
+
+def table(a: Architecture) -> list[Entry]:
+    """Our keys and theirs."""
+    if isinstance(a, ClassicArchitecture):
+        return classic_table()
+    attention = f"{LAYER}self_attention."
+    return [
+        entry("class_token", "class_token"),
+        Entry(("positions.0.class_slot", "positions.0.table"), ("encoder.pos_embedding",), SLOT),
+        *torch_module("embedding", "conv_proj"),
+        *torch_module("blocks.#.norm1", f"{LAYER}ln_1"),
+        entry("blocks.#.attention.qkv.weight", f"{attention}in_proj_weight"),
+        entry("blocks.#.attention.qkv.bias", f"{attention}in_proj_bias"),
+        *torch_module("blocks.#.attention.out", f"{attention}out_proj"),
+        *torch_module("blocks.#.norm2", f"{LAYER}ln_2"),
+        *torch_module("blocks.#.mlp.fc1", f"{LAYER}mlp.0"),
+        *torch_module("blocks.#.mlp.fc2", f"{LAYER}mlp.3"),
+        *torch_module("norm", "encoder.ln"),
+        *torch_module("hidden", "heads.pre_logits"),
+        *torch_module("head", "heads.head"),
+    ]
+
+
+def classic_table() -> list[Entry]:
+    """A ResNet with batch norm, whose statistics are tensors too."""
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    unit, theirs = "stages.#.#.", "layer{0:1}.{1}."
+    found = [
+        entry("stem.0.weight", "conv1.weight"),
+        *(entry(f"stem.1.{part}", f"bn1.{part}") for part in norm),
+        entry(f"{unit}downsample.0.weight", f"{theirs}downsample.0.weight"),
+        *(entry(f"{unit}downsample.1.{part}", f"{theirs}downsample.1.{part}") for part in norm),
+        *torch_module("head", "fc"),
+    ]
+    for i in (1, 2, 3):
+        found += [entry(f"{unit}conv{i}.weight", f"{theirs}conv{i}.weight")]
+        found += [entry(f"{unit}bn{i}.{part}", f"{theirs}bn{i}.{part}") for part in norm]
+    return found
+
+
+def refusal(a: Architecture) -> str:
+    """Why torchvision has no such model."""
+    if isinstance(a, ClassicArchitecture):
+        return ""
+    reason = plain_vit(a, "torchvision")
+    if reason or not isinstance(a, ViTArchitecture):
+        return reason or f"torchvision has no {name(a)}"
+    reasons = {
+        "hybrid": a.backbone is not None,
+        "LayerScale": a.layer_scale > 0,
+        "register tokens": a.registers > 0,
+        f"{a.pool} pooling": a.pool != "class",
+        "images that are not square": a.size[0] != a.size[1],
+        "ViT without classes": not a.classes,
+        f"{a.channels} input channels": a.channels != 3,
+    }
+    return "; ".join(f"torchvision has no {what}" for what, there in reasons.items() if there)
+
+
+def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
+    """Positions are always learned, and the class token always has one."""
+    if isinstance(a, ViTArchitecture):
+        return with_class_slot(*with_learned_positions(a, tensors))
+    return a, tensors
+
+
+def preprocessing(contents: Contents, a: Architecture) -> Preprocessing:
+    """torchvision's usual evaluation: the short side to 256 for 224 pixels, bilinear."""
+    return Preprocessing(
+        size=a.size,
+        short_side=round(min(a.size) * 256 / 224),
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+    )
+
+
+TORCHVISION = Format(
+    name="torchvision",
+    gelu="erf",
+    eps=1e-6,
+    interpolation="torchvision",
+    suffix=".pth",
+    recognise=recognise,
+    normalise=normalise,
+    describe=describe,
+    table=table,
+    refusal=refusal,
+    adapt=adapt,
+    preprocessing=preprocessing,
+)
