@@ -1,6 +1,7 @@
 """Small models, real pictures and real weights for the tests."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -10,6 +11,11 @@ from PIL import Image
 
 SHARED = Path(__file__).parents[2] / "shared"
 REAL_WEIGHTS = SHARED / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
+
+
+# Tests run side by side, one process per core: more threads would only get in each other's way.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

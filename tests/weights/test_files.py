@@ -482,9 +482,10 @@ def test_safetensors_arrive_bit_for_bit(tmp_path: Path) -> None:
 
 def test_a_header_that_begins_like_a_pickle_is_no_pickle(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    header = json.dumps({"a": entry(0, 12, [3])}).encode().ljust(0x280)
-    path.write_bytes(safetensors(header))
+    header = {"__metadata__": {"key": "value"}, "a": entry(0, 12, [3])}
+    path.write_bytes(safetensors(json.dumps(header).encode().ljust(0x280)))
     assert path.read_bytes()[:2] == pickle.dumps(0, 2)[:2]
+    assert read(path).metadata == {"key": "value"}
     assert torch.equal(read(path).tensors["a"], torch.zeros(3))
 
 
@@ -647,8 +648,8 @@ def test_broken_weights_in_a_folder_are_named(folder: Path) -> None:
         (b'{"a": "\xff"}', "is not JSON ("),
         (b'{"a": ' + b"[" * 200_000, "is not JSON ("),
         (b'{"a": ' + b"1" * 5000 + b"}", "is not JSON ("),
-        (b"[1]", "holds no JSON object but a list"),
-        (b"3", "holds no JSON object but a int"),
+        (b"[1]", "holds a JSON list, expected an object"),
+        (b"3", "holds a JSON int, expected an object"),
     ],
 )
 def test_a_broken_configuration_is_named(

@@ -90,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise VitrailError(f"{path} is not JSON ({one_line(error)}); fetch it again") from None
     if not isinstance(value, dict):
-        raise VitrailError(f"{path} holds no JSON object but a {type(value).__name__}")
+        raise VitrailError(f"{path} holds a JSON {type(value).__name__}, expected an object")
     return value
 
 
@@ -114,7 +114,9 @@ def read_file(path: Path) -> Contents:
         )
     # Names are shown to people, and a terminal obeys what it is shown.
     if hidden := [key for key in contents.tensors if not key.isprintable()]:
-        raise VitrailError(f"{path} has a tensor of the unprintable name {ascii(hidden[0])[:80]}")
+        raise VitrailError(
+            f"{path} has a tensor of the unprintable name {ascii(hidden[0])[:80]}; rename it"
+        )
     return contents
 
 

@@ -91,7 +91,8 @@ def heads_of(width: int, depth: int, contents: Contents, key: str) -> int:
     arguments = contents.config.get("model_args") or {}
     told = arguments.get(key) or contents.config.get(key) or contents.metadata.get(key)
     if told is None:
-        told = next((row[2] for row in SIZES.values() if row[:2] == (width, depth)), width // 64)
+        usual = 0 if width % 64 else width // 64
+        told = next((row[2] for row in SIZES.values() if row[:2] == (width, depth)), usual)
     heads = int(told)
     if heads < 1 or width % heads:
         raise VitrailError(

@@ -1,11 +1,13 @@
 """`load` and `save`: a model from any known checkpoint, and any known checkpoint from a model."""
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torchvision.models import ResNet50_Weights
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError, did_you_mean
@@ -124,7 +126,7 @@ def with_options(architecture: Architecture, options: dict[str, Any]) -> Archite
 def resolve(source: str | Path) -> Path:
     """Where a MODEL lies: a path as it is, a published name or hub repository once fetched."""
     path = Path(source)
-    if path.exists() or isinstance(source, Path):
+    if isinstance(source, Path) or os.path.lexists(path):
         return path
     if published := find(source):
         return fetch(published.source)
@@ -177,6 +179,9 @@ def translate(known: Format, contents: Contents, size: Size | None) -> Checkpoin
     if missing or unexpected:
         raise MismatchError(contents.path, missing, unexpected, [])
     labels = known.labels(contents)
+    if not labels and architecture.classes == 1000:
+        # Nobody else publishes files of exactly a thousand classes without their names.
+        labels = tuple(ResNet50_Weights.DEFAULT.meta["categories"])
     return Checkpoint(
         path=contents.path,
         format=known.name,

@@ -1,0 +1,136 @@
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import vitrail
+from tests.models import noisy, small
+from vitrail.weights.loading import MismatchError
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = small("vit", gelu="erf")
+    vitrail.save(model, tmp_path / "timm.safetensors", to="timm")
+    return tmp_path / "timm.safetensors"
+
+
+def change(path, edit) -> None:
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path)
+
+
+def test_every_missing_unexpected_and_misshapen_key_is_named(saved):
+    def edit(tensors):
+        del tensors["blocks.1.attn.qkv.bias"], tensors["norm.weight"]
+        tensors["head_dist.weight"] = torch.zeros(3)
+
+    change(saved, edit)
+    with pytest.raises(MismatchError) as error:
+        vitrail.load(saved)
+    assert error.value.missing == ["blocks.1.attn.qkv.bias", "norm.weight"]
+    assert error.value.unexpected == ["head_dist.weight"]
+    for key in (*error.value.missing, *error.value.unexpected):
+        assert key in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(saved):
+    change(saved, lambda tensors: tensors.update({"blocks.0.mlp.fc2.bias": torch.zeros(5)}))
+    with pytest.raises(MismatchError, match=r"blocks.0.mlp.fc2.bias \(5,\) instead of \(192,\)"):
+        vitrail.load(saved)
+
+
+def test_a_head_of_another_size_is_replaced_only_on_request(saved):
+    images = torch.randn(2, 3, 64, 64)
+    kept = vitrail.load(saved)
+    assert kept(images).shape == (2, 7)
+    assert kept.head.weight.any()
+    same = vitrail.load(saved, classes=7)
+    assert torch.equal(same.head.weight, kept.head.weight)
+    new = vitrail.load(saved, classes=3)
+    assert torch.equal(new(images), torch.zeros(2, 3))
+    assert torch.equal(new.features(images), kept.features(images))
+    assert vitrail.load(saved, classes=0).head is None
+
+
+def test_regularisation_can_be_set_and_the_shape_cannot(saved):
+    model = vitrail.load(saved, dropout=0.1, drop_path=0.2)
+    assert model.architecture.dropout == 0.1
+    assert not model.training
+    with pytest.raises(vitrail.VitrailError, match="cannot change depth"):
+        vitrail.load(saved, depth=3)
+    vitrail.save(small("resnet"), saved.with_name("bit.safetensors"))
+    with pytest.raises(vitrail.VitrailError, match="takes no dropout"):
+        vitrail.load(saved.with_name("bit.safetensors"), dropout=0.1)
+
+
+def test_gelu_and_epsilon_follow_the_family(tmp_path):
+    model = small("vit")
+    for to, suffix, gelu, eps in (
+        ("google", ".npz", "tanh", 1e-6),
+        ("timm", ".pth", "erf", 1e-6),
+        ("torchvision", ".pth", "erf", 1e-6),
+        ("huggingface", "", "erf", 1e-12),
+    ):
+        vitrail.save(model, tmp_path / f"{to}{suffix}", to=to)
+        loaded = vitrail.load(tmp_path / f"{to}{suffix}").architecture
+        assert (loaded.gelu, loaded.eps, loaded.interpolation) == (gelu, eps, to)
+
+
+def test_heads_are_told_by_the_file_where_the_table_would_guess_wrong(tmp_path):
+    model = small("vit-b", gelu="erf")  # as wide as S, with twice its heads
+    vitrail.save(model, tmp_path / "b.safetensors", to="timm")
+    assert vitrail.load(tmp_path / "b.safetensors").architecture.heads == 12
+    odd = noisy(vitrail.create("Ti/16", depth=1, width=100, heads=5, size=64))
+    vitrail.save(odd, tmp_path / "odd.pth", to="timm")
+    with pytest.raises(vitrail.VitrailError, match="cannot tell the number of heads"):
+        vitrail.load(tmp_path / "odd.pth")
+
+
+def test_a_rectangle_without_its_sides_must_be_told_them(tmp_path):
+    model = small("vit", size=(64, 112), gelu="erf")
+    vitrail.save(model, tmp_path / "m.pth", to="timm")
+    with pytest.raises(vitrail.VitrailError, match=r"29 positions are no square grid; say size="):
+        vitrail.load(tmp_path / "m.pth")
+    loaded = vitrail.load(tmp_path / "m.pth", size=(64, 112))
+    images = torch.randn(1, 3, 64, 112)
+    assert (loaded(images) - model(images)).abs().max() < 1e-5
+
+
+def test_preprocessing_follows_the_size(saved):
+    assert vitrail.load(saved).preprocess.size == (64, 64)
+    larger = vitrail.load(saved, size=128).preprocess
+    assert larger.size == (128, 128)
+    assert larger.short_side == pytest.approx(2 * vitrail.load(saved).preprocess.short_side, abs=1)
+
+
+def test_predict_answers_for_one_picture(saved, tmp_path):
+    model = vitrail.load(saved)
+    model.labels = tuple("abcdefg")
+    picture = Image.effect_noise((80, 100), 64)
+    picture.save(tmp_path / "p.png")
+    answers = model.predict(tmp_path / "p.png", top=3)
+    assert len(answers) == 3
+    assert answers == model.predict(picture.convert("RGB"), top=3)
+    with torch.inference_mode():
+        probabilities = model(model.preprocess(picture)[None]).softmax(-1)[0]
+    assert answers[0] == ("abcdefg"[probabilities.argmax()], probabilities.max().item())
+    assert sum(p for _, p in model.predict(picture, top=100)) == pytest.approx(1, abs=1e-5)
+
+
+def test_real_weights_know_what_a_daisy_is(real_weights, flowers):
+    model = vitrail.load(real_weights)
+    names = [model.predict(picture)[0][0] for picture in flowers[:8]]
+    assert names.count("daisy") >= 6
+
+
+def test_our_own_header_is_checked(tmp_path):
+    vitrail.save(small("vit"), tmp_path / "m.safetensors")
+    tensors = load_file(tmp_path / "m.safetensors")
+    for header in ("{}", "nonsense", '{"version": 1, "architecture": {"family": "rnn"}}', "[]"):
+        save_file(tensors, tmp_path / "bad.safetensors", {"vitrail": header})
+        with pytest.raises(vitrail.VitrailError) as error:
+            vitrail.load(tmp_path / "bad.safetensors")
+        assert "\n" not in str(error.value)
