@@ -79,10 +79,10 @@ def test_the_real_weights_survive_all_formats(real_weights, tmp_path):
 
 def test_a_rectangle_keeps_its_sides_where_the_file_can_say_them(tmp_path):
     model = small("vit", size=(64, 96))
-    vitrail.save(model, tmp_path / "timm", to="timm")
-    vitrail.save(model, tmp_path / "huggingface", to="huggingface")
-    for folder in ("timm", "huggingface"):
-        assert vitrail.load(tmp_path / folder).architecture.size == (64, 96)
+    for to in ("timm", "huggingface"):
+        for path in (tmp_path / to, tmp_path / f"{to}.safetensors"):
+            vitrail.save(model, path, to=to)
+            assert vitrail.load(path).architecture.size == (64, 96)
 
 
 @pytest.mark.parametrize(

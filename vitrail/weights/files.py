@@ -49,9 +49,9 @@ class Contents:
     metadata: dict[str, str] = field(default_factory=dict)
     """The strings in a safetensors header."""
     config: dict[str, Any] = field(default_factory=dict)
-    """config.json beside the weights."""
+    """config.json beside the weights; a safetensors file of ours has it in its header."""
     preprocessor: dict[str, Any] = field(default_factory=dict)
-    """preprocessor_config.json beside the weights."""
+    """preprocessor_config.json, likewise."""
 
 
 def read(path: Path) -> Contents:
@@ -83,14 +83,17 @@ def read_folder(folder: Path) -> Contents:
 
 def read_json(path: Path) -> dict[str, Any]:
     """An object from a JSON file; an absent file is an empty one."""
-    if not path.exists():
-        return {}
+    return parse_json(path, path.read_bytes()) if path.exists() else {}
+
+
+def parse_json(where: Path | str, text: str | bytes) -> dict[str, Any]:
+    """An object, or one line that says why it is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise VitrailError(f"{path} is not JSON ({one_line(error)}); fetch it again") from None
+        raise VitrailError(f"{where} is not JSON ({one_line(error)}); fetch it again") from None
     if not isinstance(value, dict):
-        raise VitrailError(f"{path} holds a JSON {type(value).__name__}, expected an object")
+        raise VitrailError(f"{where} holds a JSON {type(value).__name__}, expected an object")
     return value
 
 
@@ -145,7 +148,12 @@ def read_safetensors(path: Path) -> Contents:
     with parsing(path, "safetensors file"), safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
-    return Contents(path=path, tensors=plain(path, tensors), metadata=metadata)
+    beside = {
+        name: parse_json(f"{path}: {name} in the header", metadata.pop(name))
+        for name in ("config", "preprocessor")
+        if name in metadata
+    }
+    return Contents(path=path, tensors=plain(path, tensors), metadata=metadata, **beside)
 
 
 def read_zip(path: Path) -> dict[str, Tensor]:
@@ -273,6 +281,9 @@ def write(contents: Contents) -> None:
     elif path.suffix == ".npz":
         replace_with(path, lambda part: save_npz(part, tensors))
     elif path.suffix == ".safetensors":
+        # A single file keeps what the tensors cannot tell, such as the number of heads.
+        beside = {"config": contents.config, "preprocessor": contents.preprocessor}
+        metadata = metadata | {name: json.dumps(value) for name, value in beside.items() if value}
         replace_with(path, lambda part: save_file(tensors, part, metadata))
     elif path.suffix in (".pt", ".pth", ".bin"):
         replace_with(path, lambda part: save_torch(part, tensors))

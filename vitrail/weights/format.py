@@ -50,8 +50,7 @@ class Format:
     exceptions: Callable[[Contents], dict[str, Any]] = lambda contents: {}
     """GELU or epsilon, where the config says something else than the family."""
     sidecars: Callable[[Any], tuple[dict[str, Any], dict[str, Any]]] = lambda model: ({}, {})
-    """config.json and preprocessor_config.json of a model; a single file gets the former's plain
-    values in its header, where it has one."""
+    """config.json and preprocessor_config.json of a model."""
 
     def numerics(self, architecture: Architecture) -> Architecture:
         """The architecture with this family's GELU and epsilon, where it has any."""
@@ -89,7 +88,7 @@ def grid_of(
 def heads_of(width: int, depth: int, contents: Contents, key: str) -> int:
     """Heads are not in the tensors of torch formats: from the config, else from the table."""
     arguments = contents.config.get("model_args") or {}
-    told = arguments.get(key) or contents.config.get(key) or contents.metadata.get(key)
+    told = arguments.get(key) or contents.config.get(key)
     if told is None:
         usual = 0 if width % 64 else width // 64
         told = next((row[2] for row in SIZES.values() if row[:2] == (width, depth)), usual)

@@ -252,13 +252,10 @@ def contents(model: Classifier, path: Path, to: FormatName) -> Contents:
     if homeless:
         raise VitrailError(f"{to} has no place for {', '.join(homeless)}")
     config, preprocessor = target.sidecars(model)
-    # A single file has no config.json: its plain values go into the header, so that what the
-    # tensors cannot tell (the number of heads, a rectangle's sides) is not lost.
-    plain = {key: str(value) for key, value in config.items() if isinstance(value, (int, str))}
     return Contents(
         path=path,
         tensors=target.spell(architecture, to_theirs(matched, tensors)),
-        metadata={"format": "pt"} | plain,
+        metadata={"format": "pt"},
         config=config,
         preprocessor=preprocessor,
     )

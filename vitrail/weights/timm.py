@@ -90,7 +90,7 @@ def pool_of(contents: Contents) -> str:
     tensors = contents.tensors
     if "attn_pool.latent" in tensors:
         return "attention"
-    told = contents.config.get("global_pool") or contents.metadata.get("global_pool")
+    told = contents.config.get("global_pool")
     if "cls_token" not in tensors or "fc_norm.weight" in tensors or told == "avg":
         return "mean"
     return "class"
