@@ -15,8 +15,6 @@ import click
 from vitrail import __version__
 from vitrail.errors import VitrailError
 
-USAGE, FAILURE = 2, 1
-
 
 class Verbs(click.Group):
     """Lists verbs as they were written, and turns a user's mistake into one line."""
@@ -29,7 +27,7 @@ class Verbs(click.Group):
             return super().invoke(ctx)
         except VitrailError as error:
             click.echo(f"Error: {error}", err=True)
-            sys.exit(USAGE)
+            sys.exit(error.exit_code)
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -102,7 +100,7 @@ def convert(source: str, target: Path, to: Any, size: str | None, as_json: bool)
         click.echo("\n".join(parity.lines()))
     if not parity.difference <= TOLERANCE:
         click.echo(f"Error: {target} does not give the same logits; do not use it", err=True)
-        sys.exit(FAILURE)
+        sys.exit(1)
 
 
 def parse_size(text: str) -> int | tuple[int, int]:

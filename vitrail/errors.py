@@ -7,6 +7,14 @@ from difflib import get_close_matches
 class VitrailError(ValueError):
     """A mistake the user can mend. The command line prints it without a traceback."""
 
+    exit_code = 2
+
+
+class FailureError(VitrailError):
+    """What went wrong lies outside: a network, a disk, another program."""
+
+    exit_code = 1
+
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error line: `; did you mean 'B/16'?`, or nothing when no name is near."""

@@ -1,3 +1,6 @@
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
@@ -5,7 +8,10 @@ from safetensors.torch import load_file, save_file
 
 import vitrail
 from tests.models import noisy, small
-from vitrail.weights.loading import MismatchError
+from vitrail.weights import files
+from vitrail.weights.loading import MismatchError, contents
+from vitrail.weights.published import find
+from vitrail.weights.web import place
 
 
 @pytest.fixture
@@ -25,21 +31,70 @@ def test_every_missing_unexpected_and_misshapen_key_is_named(saved):
     def edit(tensors):
         del tensors["blocks.1.attn.qkv.bias"], tensors["norm.weight"]
         tensors["head_dist.weight"] = torch.zeros(3)
+        tensors["blocks.0.mlp.fc2.bias"] = torch.zeros(5)
 
     change(saved, edit)
     with pytest.raises(MismatchError) as error:
         vitrail.load(saved)
     assert error.value.missing == ["blocks.1.attn.qkv.bias", "norm.weight"]
     assert error.value.unexpected == ["head_dist.weight"]
-    for key in (*error.value.missing, *error.value.unexpected):
+    assert error.value.misshapen == ["blocks.0.mlp.fc2.bias (5,) instead of (192,)"]
+    for key in (*error.value.missing, *error.value.unexpected, *error.value.misshapen):
         assert key in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_a_misshapen_tensor_is_named_with_both_shapes(saved):
-    change(saved, lambda tensors: tensors.update({"blocks.0.mlp.fc2.bias": torch.zeros(5)}))
-    with pytest.raises(MismatchError, match=r"blocks.0.mlp.fc2.bias \(5,\) instead of \(192,\)"):
-        vitrail.load(saved)
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
+def test_any_one_damaged_tensor_is_one_line(to, tmp_path):
+    """Another shape, another rank, or gone: never a traceback, whichever tensor it is."""
+    good = contents(small("vit"), tmp_path / ("m.npz" if to == "google" else "m.pth"), to)
+    for key, tensor in good.tensors.items():
+        others = {name: x for name, x in good.tensors.items() if name != key}
+        damaged = [others | {key: x} for x in (tensor[..., :-1], tensor[None], torch.zeros(()))]
+        # Without positions the file is one of a model that has none.
+        for tensors in damaged if "pos_embed" in key else [*damaged, others]:
+            files.write(replace(good, tensors=tensors))
+            with pytest.raises(vitrail.VitrailError) as error:
+                vitrail.load(good.path)
+            assert "\n" not in str(error.value)
+
+
+def test_a_config_of_nonsense_is_one_line(saved, tmp_path):
+    for to, wrong in (
+        ("timm", {"num_heads": "many"}),
+        ("timm", {"pretrained_cfg": {"input_size": 7}}),
+        ("timm", {"pretrained_cfg": {"mean": 3}}),
+        ("huggingface", {"num_attention_heads": [1]}),
+        ("huggingface", {"hidden_act": "relu"}),
+        ("huggingface", {"id2label": {"x": "y"}}),
+    ):
+        folder = tmp_path / to
+        vitrail.save(vitrail.load(saved), folder, to=to)
+        config = json.loads((folder / "config.json").read_text()) | wrong
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(vitrail.VitrailError) as error:
+            vitrail.load(folder)
+        assert "\n" not in str(error.value)
+        assert str(folder) in str(error.value)
+
+
+def test_a_published_name_brings_the_size_and_crop_it_was_published_with(tmp_path, monkeypatch):
+    """The file of a name, put into the cache as if it had been fetched."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
+
+    def cached(name: str, to: str, model) -> vitrail.Classifier:
+        path = place(find(name).source, tmp_path)
+        vitrail.save(model, path, to=to)
+        return vitrail.load(name)
+
+    resnet = cached("R50x1-bit-in21k-in1k", "google", small("resnet", classes=1000))
+    assert resnet.architecture.size == resnet.preprocess.size == (448, 448)
+    vit = small("vit", size=384, classes=1000)
+    swag = cached("B/16-torchvision-swag-in1k-384", "torchvision", vit)
+    assert (swag.preprocess.short_side, swag.preprocess.interpolation) == (384, "bicubic")
+    large = cached("L/16-torchvision-in1k", "torchvision", small("vit", size=224, classes=1000))
+    assert (large.preprocess.short_side, large.preprocess.interpolation) == (242, "bilinear")
+    assert large.labels[985] == "daisy"
 
 
 def test_a_head_of_another_size_is_replaced_only_on_request(saved):

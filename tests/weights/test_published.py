@@ -33,6 +33,20 @@ def test_names_and_sources_are_unique() -> None:
     assert len({row.source for row in PUBLISHED}) == len(PUBLISHED)
 
 
+def test_crops_of_torchvision_files_are_torchvisions() -> None:
+    transforms = {
+        weights.url: weights.transforms()
+        for name in dir(vision_transformer)
+        if name.endswith("_Weights")
+        for weights in getattr(vision_transformer, name)
+    }
+    for row in TORCH:
+        expected = transforms[row.source]
+        crop, kind = row.crop or 224 / 256, row.interpolation
+        assert round(row.size / crop) == expected.resize_size[0]
+        assert (row.size, kind) == (expected.crop_size[0], expected.interpolation.value)
+
+
 def test_a_name_is_found_exactly_or_not_at_all() -> None:
     for row in PUBLISHED:
         assert find(row.name) is row

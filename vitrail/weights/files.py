@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.errors import VitrailError
+from vitrail.errors import FailureError, VitrailError
 
 # Beyond both, an archive is taken for a bomb: real weights hardly compress.
 MOST_INFLATED_BYTES = 1 << 30
@@ -301,7 +301,7 @@ def replace_with(path: Path, save: Callable[[Path], object]) -> None:
         save(part)
         part.replace(path)
     except (OSError, SafetensorError) as error:
-        raise VitrailError(
+        raise FailureError(
             f"cannot write {path} ({one_line(error)}); free some space or choose another place"
         ) from None
     finally:

@@ -45,7 +45,7 @@ class Format:
     """The same function in terms the format has words for."""
     spell: Callable[[Architecture, Tensors], Tensors] = lambda a, tensors: tensors
     """The names as files have them, where those differ from the table's."""
-    preprocessing: Callable[[Contents, Architecture], Preprocessing]
+    preprocessing: Callable[[Contents, Architecture], Preprocessing | None]
     labels: Callable[[Contents], tuple[str, ...]] = lambda contents: ()
     exceptions: Callable[[Contents], dict[str, Any]] = lambda contents: {}
     """GELU or epsilon, where the config says something else than the family."""

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.errors import VitrailError
+from vitrail.errors import FailureError, VitrailError
 from vitrail.weights.web import damage_of, damaged, host_of, reason_of
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -70,7 +70,7 @@ class Repository:
                 "that holds a model"
             )
         if weights.parent != config.parent:
-            raise VitrailError(f"{self.name} changed while it was being fetched; run again")
+            raise FailureError(f"{self.name} changed while it was being fetched; run again")
         return config.parent
 
     def file(self, name: str) -> Path | None:
@@ -113,7 +113,7 @@ class Repository:
             return VitrailError(
                 f"{self.name} on {host} has no revision '{self.revision}'; check its branches"
             )
-        return VitrailError(
+        return FailureError(
             f"cannot fetch {file} of {self.name} from {host} ({reason_of(error)}) and it is not in "
             "the hub's cache; connect, or download the repository elsewhere and give its path"
         )

@@ -117,19 +117,12 @@ def match(table: Sequence[Entry], keys: Iterable[str]) -> tuple[list[Entry], lis
     return found, list(waiting)
 
 
-def to_ours(
-    matched: Sequence[Entry], theirs: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], list[str], list[str]]:
-    """Our state dict out of theirs; the keys that are missing there, and those nobody asked for."""
+def to_ours(matched: Sequence[Entry], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our state dict out of theirs."""
     ours: dict[str, Tensor] = {}
-    missing: list[str] = []
     for names, keys, layout in matched:
-        absent = [key for key in keys if key not in theirs]
-        missing += absent
-        if not absent:
-            ours |= zip(names, layout.read([theirs[key] for key in keys]), strict=True)
-    asked = {key for found in matched for key in found.theirs}
-    return ours, missing, [key for key in theirs if key not in asked]
+        ours |= zip(names, layout.read([theirs[key] for key in keys]), strict=True)
+    return ours
 
 
 def to_theirs(matched: Sequence[Entry], ours: dict[str, Tensor]) -> dict[str, Tensor]:

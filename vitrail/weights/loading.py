@@ -18,11 +18,11 @@ from vitrail.model.vit import ViTArchitecture
 from vitrail.weights import files, native
 from vitrail.weights.download import fetch
 from vitrail.weights.files import Contents
-from vitrail.weights.format import Format, Size
+from vitrail.weights.format import Format, Size, Tensors
 from vitrail.weights.google import GOOGLE
 from vitrail.weights.huggingface import HUGGINGFACE
-from vitrail.weights.layout import match, to_ours, to_theirs
-from vitrail.weights.published import PUBLISHED, find
+from vitrail.weights.layout import Entry, match, to_ours, to_theirs
+from vitrail.weights.published import PUBLISHED, Published, find
 from vitrail.weights.timm import TIMM
 from vitrail.weights.torchvision import TORCHVISION
 
@@ -31,15 +31,26 @@ FormatName = Literal["google", "timm", "huggingface", "torchvision", "vitrail"]
 
 
 class MismatchError(VitrailError):
-    """The checkpoint and the model do not fit; every key that differs is named."""
+    """A checkpoint does not fit its architecture; every key that differs is named."""
 
-    def __init__(
-        self, path: Path, missing: list[str], unexpected: list[str], misshapen: list[str]
-    ) -> None:
-        self.missing, self.unexpected, self.misshapen = missing, unexpected, misshapen
-        parts = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
-        told = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in parts.items() if keys]
+    def __init__(self, path: Path, found: Tensors, expected: Tensors) -> None:
+        self.missing = [key for key in expected if key not in found]
+        self.unexpected = [key for key in found if key not in expected]
+        self.misshapen = [
+            f"{key} {tuple(found[key].shape)} instead of {tuple(x.shape)}"
+            for key, x in expected.items()
+            if key in found and found[key].shape != x.shape
+        ]
+        kinds = ("missing", "unexpected", "misshapen")
+        named = {kind: keys for kind in kinds if (keys := getattr(self, kind))}
+        told = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in named.items()]
         super().__init__(f"{path} does not fit its architecture; {'; '.join(told)}")
+
+
+def check(path: Path, found: Tensors, expected: Tensors) -> None:
+    """Nothing, or a `MismatchError`; `expected` may be without numbers."""
+    if {key: x.shape for key, x in found.items()} != {key: x.shape for key, x in expected.items()}:
+        raise MismatchError(path, found, expected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +60,7 @@ class Checkpoint:
     path: Path
     format: str
     architecture: Architecture
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     labels: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
 
@@ -85,8 +96,15 @@ def open_checkpoint(
     interpolation: Interpolation | None = None,
 ) -> Checkpoint:
     """A MODEL in our terms, its positions for images of `size`."""
+    path, published = resolve(source)
+    if size is None and published is not None:
+        size = published.size
     size = (size, size) if isinstance(size, int) else size
-    checkpoint = read(resolve(source), size)
+    checkpoint = read(path, size)
+    if published is not None and checkpoint.preprocessing is not None:
+        checkpoint = replace(
+            checkpoint, preprocessing=published_preprocessing(checkpoint, published)
+        )
     if interpolation is not None:
         architecture = with_options(checkpoint.architecture, {"interpolation": interpolation})
         checkpoint = replace(checkpoint, architecture=architecture)
@@ -97,17 +115,9 @@ def to_model(checkpoint: Checkpoint) -> Classifier:
     """The model, or the full list of what does not fit; its tensors are the checkpoint's own."""
     with torch.device("meta"):
         model = build(checkpoint.architecture)
-    wanted, tensors = model.state_dict(), checkpoint.tensors
-    wrong = [
-        f"{key} {tuple(tensors[key].shape)} instead of {tuple(wanted[key].shape)}"
-        for key in wanted
-        if key in tensors and tensors[key].shape != wanted[key].shape
-    ]
-    missing = [key for key in wanted if key not in tensors]
-    unexpected = [key for key in tensors if key not in wanted]
-    if missing or unexpected or wrong:
-        raise MismatchError(checkpoint.path, missing, unexpected, wrong)
-    model.load_state_dict({key: x.contiguous() for key, x in tensors.items()}, assign=True)
+    check(checkpoint.path, checkpoint.tensors, model.state_dict())
+    tensors = {key: x.contiguous() for key, x in checkpoint.tensors.items()}
+    model.load_state_dict(tensors, assign=True)
     model.labels = checkpoint.labels
     model.preprocess = checkpoint.preprocessing
     return model.eval()
@@ -123,15 +133,15 @@ def with_options(architecture: Architecture, options: dict[str, Any]) -> Archite
     return replace(architecture, **options)
 
 
-def resolve(source: str | Path) -> Path:
-    """Where a MODEL lies: a path as it is, a published name or hub repository once fetched."""
+def resolve(source: str | Path) -> tuple[Path, Published | None]:
+    """Where a MODEL lies: a path as it is, a published name or an address once fetched."""
     path = Path(source)
     if isinstance(source, Path) or os.path.lexists(path):
-        return path
+        return path, None
     if published := find(source):
-        return fetch(published.source)
+        return fetch(published.source), published
     if source.startswith(("hub:", "https://", "http://")):
-        return fetch(source)
+        return fetch(source), None
     hint = did_you_mean(source, [row.name for row in PUBLISHED])
     raise VitrailError(f"'{source}' is neither a file nor a published name{hint}")
 
@@ -163,22 +173,19 @@ def read(path: Path, size: Size | None = None) -> Checkpoint:
 
 def translate(known: Format, contents: Contents, size: Size | None) -> Checkpoint:
     """Their tensors under our names, with the architecture they imply."""
-    try:
+    # Tensors and config.json may hold anything: whatever they upset is one line about this file.
+    with files.parsing(contents.path, f"{known.name} checkpoint"):
         architecture = known.describe(contents, size)
-    except (KeyError, IndexError, AttributeError) as error:
-        raise VitrailError(
-            f"{contents.path} looks like a {known.name} checkpoint but lacks {error}"
-        ) from None
-    if isinstance(architecture, ViTArchitecture):
-        told: dict[str, Any] = {"interpolation": known.interpolation} | known.exceptions(contents)
-        architecture = replace(known.numerics(architecture), **told)
-    matched, homeless = match(known.table(architecture), shapes(architecture))
-    if homeless:
-        raise VitrailError(f"{known.name} has no place for {', '.join(homeless)}")
-    tensors, missing, unexpected = to_ours(matched, contents.tensors)
-    if missing or unexpected:
-        raise MismatchError(contents.path, missing, unexpected, [])
-    labels = known.labels(contents)
+        if isinstance(architecture, ViTArchitecture):
+            told: dict[str, Any] = {"interpolation": known.interpolation}
+            architecture = replace(
+                known.numerics(architecture), **told | known.exceptions(contents)
+            )
+        labels = known.labels(contents)
+        preprocessing = known.preprocessing(contents, architecture)
+    wanted = shapes(architecture)
+    matched = place(known, architecture, wanted)
+    check(contents.path, contents.tensors, to_theirs(matched, wanted))
     if not labels and architecture.classes == 1000:
         # Nobody else publishes files of exactly a thousand classes without their names.
         labels = tuple(ResNet50_Weights.DEFAULT.meta["categories"])
@@ -186,10 +193,18 @@ def translate(known: Format, contents: Contents, size: Size | None) -> Checkpoin
         path=contents.path,
         format=known.name,
         architecture=architecture,
-        tensors=tensors,
+        tensors=to_ours(matched, contents.tensors),
         labels=labels if len(labels) == architecture.classes else (),
-        preprocessing=known.preprocessing(contents, architecture),
+        preprocessing=preprocessing,
     )
+
+
+def place(known: Format, architecture: Architecture, tensors: Tensors) -> list[Entry]:
+    """Where each of our tensors is in a format; an error names those that have no place there."""
+    matched, homeless = match(known.table(architecture), tensors)
+    if homeless:
+        raise VitrailError(f"{known.name} has no place for {', '.join(homeless)}")
+    return matched
 
 
 def shapes(architecture: Architecture) -> dict[str, Tensor]:
@@ -216,6 +231,15 @@ def resized(checkpoint: Checkpoint, size: Size) -> Checkpoint:
     pre = checkpoint.preprocessing
     pre = None if pre is None else fitted(pre, size)
     return replace(checkpoint, architecture=new, tensors=tensors, preprocessing=pre)
+
+
+def published_preprocessing(checkpoint: Checkpoint, published: Published) -> Preprocessing | None:
+    """What was published beside a file that cannot say it itself."""
+    pre = checkpoint.preprocessing
+    if pre is None or not published.crop:
+        return pre
+    short = round(published.size / published.crop)
+    return replace(pre, short_side=short, interpolation=published.interpolation)
 
 
 def fitted(preprocessing: Preprocessing, size: Size) -> Preprocessing:
@@ -248,9 +272,7 @@ def contents(model: Classifier, path: Path, to: FormatName) -> Contents:
     if reason := target.refusal(model.architecture):
         raise VitrailError(f"cannot write {name(model.architecture)} for {to}: {reason}")
     architecture, tensors = target.adapt(model.architecture, tensors)
-    matched, homeless = match(target.table(architecture), tensors)
-    if homeless:
-        raise VitrailError(f"{to} has no place for {', '.join(homeless)}")
+    matched = place(target, architecture, tensors)
     config, preprocessor = target.sidecars(model)
     return Contents(
         path=path,

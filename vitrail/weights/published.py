@@ -7,7 +7,7 @@ chose files from different training runs, so neither number may be moved to the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,10 @@ class Published:
     """How its architecture differs from the variant's defaults."""
     data: str
     """What it learnt from, in order."""
+    crop: float
+    """Share of the short side that its evaluation kept; zero where the file or its family says."""
+    interpolation: Literal["bilinear", "bicubic"]
+    """How that evaluation resized, where `crop` is given."""
     top1: float | None
     """Published ImageNet-1k top-1, per cent."""
     cited: str
@@ -45,6 +49,8 @@ class _Family:
     cited: str = ""
     classes: int = 1000
     options: Mapping[str, Any] = field(default_factory=dict)
+    crop: float = 0.0
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     usual: int = 224
     """The size that names leave out; zero where every name does."""
     rows: tuple[tuple[str, int, str, float | None], ...]
@@ -304,14 +310,23 @@ _TORCHVISION = (
         rows=(
             ("B/16", 224, "vit_b_16-c867db91", 81.072),
             ("B/32", 224, "vit_b_32-d86f8d99", 75.912),
-            ("L/16", 224, "vit_l_16-852ce7e3", 79.662),
             ("L/32", 224, "vit_l_32-c7638314", 76.972),
         ),
+    ),
+    _Family(
+        name="torchvision-in1k",
+        data=IN1K,
+        source=PYTORCH + "/{}.pth",
+        cited=TORCHVISION,
+        crop=224 / 242,
+        rows=(("L/16", 224, "vit_l_16-852ce7e3", 79.662),),
     ),
     _Family(
         # Singh et al. 2022, fine-tuned end to end; licensed for non-commercial use only.
         name="torchvision-swag-in1k",
         data=SWAG,
+        crop=1.0,
+        interpolation="bicubic",
         source=PYTORCH + "/{}.pth",
         cited=TORCHVISION,
         rows=(
@@ -324,6 +339,8 @@ _TORCHVISION = (
         # The same trunks, frozen, under a linear classifier.
         name="torchvision-swag-linear-in1k",
         data=SWAG,
+        crop=1.0,
+        interpolation="bicubic",
         source=PYTORCH + "/{}.pth",
         cited=TORCHVISION,
         rows=(
@@ -395,6 +412,8 @@ PUBLISHED: tuple[Published, ...] = tuple(
         size=size,
         classes=family.classes,
         options=family.options,
+        crop=family.crop,
+        interpolation=family.interpolation,
         source=family.source.format(*words.split()),
         data=family.data,
         top1=top1,

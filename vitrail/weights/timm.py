@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import VitrailError
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture, name
 from vitrail.model.vit import ViTArchitecture
@@ -186,17 +185,19 @@ def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
     return without_class_slot(a, tensors) if a.registers else (a, tensors)
 
 
-def preprocessing(contents: Contents, a: Architecture) -> Preprocessing:
-    """What the config says; else timm's settings for Google's weights."""
+def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
+    """What the config says, if it can be followed; without one, timm's for Google's weights."""
     told = contents.config.get("pretrained_cfg", contents.config)
     half = [0.5] * a.channels
     crop = float(told.get("crop_pct", 0.9 if max(a.size) < 300 else 1.0))
     interpolation = told.get("interpolation", "bicubic")
-    if not 0 < crop <= 1 or interpolation not in ("bilinear", "bicubic"):
-        raise VitrailError(f"{contents.path}: cannot follow crop_pct {crop}, {interpolation}")
+    squeezed = told.get("crop_mode", "center") == "squash" and crop == 1
+    known = squeezed or told.get("crop_mode", "center") == "center"
+    if not known or not 0 < crop <= 1 or interpolation not in ("bilinear", "bicubic"):
+        return None
     return Preprocessing(
         size=a.size,
-        short_side=int(min(a.size) / crop),
+        short_side=0 if squeezed else int(min(a.size) / crop),
         interpolation=interpolation,
         mean=tuple(told.get("mean", half)),
         std=tuple(told.get("std", half)),
@@ -226,6 +227,7 @@ def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if pre is not None:
         config["pretrained_cfg"] |= {
             "crop_pct": min(pre.size) / (pre.short_side or min(pre.size)),
+            "crop_mode": "center" if pre.short_side else "squash",
             "interpolation": pre.interpolation,
             "mean": list(pre.mean),
             "std": list(pre.std),

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from vitrail.console import Advance, byte_progress, say
-from vitrail.errors import VitrailError
+from vitrail.errors import FailureError, VitrailError
 
 CHUNK = 1 << 20
 """The most bytes read at once."""
@@ -296,7 +296,7 @@ def check_room(part: Part, total: int | None) -> None:
     """Better no start than a full disk."""
     free = shutil.disk_usage(part.path.parent).free
     if total is not None and total - part.size() > free:
-        raise VitrailError(
+        raise FailureError(
             f"{part.target.name} needs {amount(total - part.size())} more and "
             f"{short(part.path.parent)} has {amount(free)} left; free some space, or let "
             "VITRAIL_CACHE name a folder on another disk"
@@ -309,7 +309,7 @@ def on_disk(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise VitrailError(
+        raise FailureError(
             f"cannot use {short(path)} ({reason_of(error)}); free some space, or let "
             "VITRAIL_CACHE name another folder"
         ) from error
@@ -318,26 +318,26 @@ def on_disk(path: Path) -> Iterator[None]:
 # What a user reads.
 
 
-def unreachable(url: str, target: Path, error: URLError) -> VitrailError:
+def unreachable(url: str, target: Path, error: URLError) -> FailureError:
     """Offline, or the server is."""
-    return VitrailError(
+    return FailureError(
         f"cannot reach {host_of(url)} ({reason_of(error)}) and {target.name} is not in "
         f"{short(target.parent)}; connect, or download it elsewhere and give its path"
     )
 
 
-def broken(url: str, part: Part, error: Exception) -> VitrailError:
+def broken(url: str, part: Part, error: Exception) -> FailureError:
     """The server answers, but the file never comes whole."""
-    return VitrailError(
+    return FailureError(
         f"{host_of(url)} broke off {part.target.name} after {amount(part.size())} "
         f"({reason_of(error)}); run again to go on from there, or download it elsewhere and give "
         "its path"
     )
 
 
-def damaged(name: str, origin: str, damage: str) -> VitrailError:
+def damaged(name: str, origin: str, damage: str) -> FailureError:
     """The file came whole, but is not the one announced."""
-    return VitrailError(
+    return FailureError(
         f"{name} from {origin} came damaged ({damage}) and was deleted; fetch it again"
     )
 

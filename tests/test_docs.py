@@ -1,0 +1,64 @@
+"""The README's commands print what it says, and its snippets run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sklearn.datasets import load_sample_images
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONSOLE = re.findall(r"```console\n\$ (vitrail .+)\n((?:.*\n)*?)```", README)
+PYTHON = re.findall(r"```python\n((?:.*\n)*?)```", README)
+
+
+@pytest.fixture
+def folder(tmp_path, real_weights, monkeypatch):
+    """A folder as the README has it: real weights, a photograph."""
+    shutil.copy(real_weights, tmp_path)
+    china = next(path for path in load_sample_images().filenames if path.endswith("china.jpg"))
+    shutil.copy(china, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "output"), CONSOLE)
+def test_commands_print_what_the_readme_says(command, output, folder):
+    scripts = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{scripts}:{os.environ['PATH']}"}
+    result = subprocess.run(
+        command, shell=True, capture_output=True, text=True, env=environment, check=True
+    )
+    assert result.stdout == output
+
+
+def test_the_readme_shows_both_verbs():
+    assert [command.split()[1] for command, _ in CONSOLE] == ["models", "convert"]
+
+
+@pytest.mark.parametrize("snippet", PYTHON)
+def test_snippets_run(snippet, folder, capsys):
+    # The one line that would fetch a file of 391 MB.
+    runnable = re.sub(r'^model = vitrail.load\("B/16-augreg.*\n', "", snippet, flags=re.M)
+    exec(compile(runnable, "README.md", "exec"), {})
+    if "predict" in snippet:
+        assert "monastery" in capsys.readouterr().out
+        assert (folder / "ti16-hub" / "config.json").exists()
+
+
+@pytest.mark.parametrize("path", re.findall(r"\]\((docs/[\w.]+)\)", README))
+def test_links_lead_somewhere(path):
+    assert (ROOT / path).exists()
+
+
+def test_every_module_is_in_the_tree():
+    tree = README.split("## The tree")[1]
+    parts = {"block.py", "attention.py", "positions.py", "heads.py", "initialisation.py"}
+    for path in (ROOT / "vitrail").rglob("*.py"):
+        if path.name not in {"__init__.py", "__main__.py", "errors.py", "format.py", *parts}:
+            name = path.name if path.parent.name != "data" else "data/"
+            assert name in tree, path
