@@ -6,7 +6,6 @@ multiplies every channel.
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -46,8 +45,8 @@ class StandardisedConv(nn.Conv2d):
         return F.conv2d(input, self.standardised(), None, self.stride, self.padding)
 
     def standardised(self) -> Tensor:
-        variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
-        return (self.weight - mean) * (variance + 1e-10).rsqrt()
+        # What LayerNorm does to a vector, and its one kernel does it faster than four.
+        return F.layer_norm(self.weight, self.weight.shape[1:], eps=1e-10)
 
 
 class PreActivationUnit(nn.Module):
