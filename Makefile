@@ -23,5 +23,5 @@ check: install
 
 # The second run has shape checking off: the checking wrappers cannot be compiled or exported.
 tests: install
-	$(BIN)/python -m pytest -q -n 2 --ignore tests/compiled
-	$(BIN)/python -m pytest -q -n 2 -o addopts=--import-mode=importlib tests/compiled
+	$(BIN)/python -m pytest -q -n 2 --ignore tests/unchecked
+	$(BIN)/python -m pytest -q -n 2 -o addopts=--import-mode=importlib tests/unchecked

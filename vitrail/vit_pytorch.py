@@ -9,6 +9,7 @@ positions drawn from a unit normal. `pool="mean"` averages the patch tokens and 
 """
 
 from vitrail.errors import VitrailError
+from vitrail.model.checks import as_size
 from vitrail.model.variants import build, token_defaults
 from vitrail.model.vit import ViT as VisionTransformer
 from vitrail.model.vit import ViTArchitecture
@@ -36,7 +37,7 @@ def ViT(  # noqa: N802, PLR0913
         raise VitrailError(f"dim_head = {dim_head}: the paper's heads are dim / heads wide")
     row = token_defaults(
         {
-            "size": (image_size, image_size) if isinstance(image_size, int) else image_size,
+            "size": as_size(image_size),
             "patch": patch_size,
             "classes": num_classes,
             "width": dim,

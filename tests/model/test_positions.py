@@ -1,7 +1,5 @@
 """Interpolation against scipy and against each peer's own code."""
 
-import inspect
-
 import pytest
 import scipy.ndimage
 import torch
@@ -83,11 +81,6 @@ def test_the_methods_really_differ():
 def test_the_same_grid_is_left_alone_to_the_bit():
     source = table((6, 9))
     assert resize_grid(source, (6, 9), (6, 9), "timm") is source
-
-
-def test_an_unknown_method_is_one_line():
-    with pytest.raises(vitrail.VitrailError, match="expected one of google, timm"):
-        inspect.unwrap(resize_grid)(table((2, 2)), (2, 2), (3, 3), "bilinear")
 
 
 def test_loading_for_another_size_resizes_the_table_and_keeps_the_class_slot(tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -30,10 +31,14 @@ class Preprocessing:
     mean: Colour = (0.5, 0.5, 0.5)
     std: Colour = (0.5, 0.5, 0.5)
 
-    def __call__(self, picture: Image.Image | Path | str) -> Float[Tensor, "c y x"]:
-        image = picture if isinstance(picture, Image.Image) else open_picture(Path(picture))
-        image = ImageOps.exif_transpose(image).convert("RGB" if len(self.mean) == 3 else "L")
-        return self.transform()(image)
+    def __call__(self, picture: Image.Image | np.ndarray | Path | str) -> Float[Tensor, "c y x"]:
+        if isinstance(picture, (Path, str)):
+            picture = open_picture(Path(picture))
+        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+        if not isinstance(image, Image.Image):
+            raise VitrailError(f"expected a picture, array or path, not {type(image).__name__}")
+        upright = eight_bits(ImageOps.exif_transpose(image))
+        return self.transform()(upright.convert("RGB" if len(self.mean) == 3 else "L"))
 
     def transform(self) -> Callable[[Any], Tensor]:
         """The steps on a PIL image, from torchvision."""
@@ -60,15 +65,22 @@ def from_dict(values: dict[str, Any]) -> Preprocessing:
     return Preprocessing(**values | tuples)
 
 
+def eight_bits(image: Image.Image) -> Image.Image:
+    """Sixteen bits scaled down to eight; Pillow's own conversion would cut all above 255 off."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+
+
 def open_picture(path: Path) -> Image.Image:
     """The decoded picture, or one line that says why there is none."""
     try:
-        image = Image.open(path)
-        image.load()
+        with Image.open(path) as image:
+            image.load()
+            return image
     except FileNotFoundError:
         raise VitrailError(f"{path} does not exist") from None
     except UnidentifiedImageError:
         raise VitrailError(f"{path} is not a picture") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise VitrailError(f"{path} cannot be decoded: {error}") from None
-    return image

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.model.attention import whole_grid
+from vitrail.model.checks import check_fields
 from vitrail.model.classifier import Classifier, zero_head
 from vitrail.model.positions import resize_line
 
@@ -31,6 +32,9 @@ class AxialResNetArchitecture:
     channels: int = 3
     classes: int = 1000
     head_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class LineAttention(nn.Module):

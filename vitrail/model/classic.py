@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import resnet
 
+from vitrail.model.checks import check_fields
 from vitrail.model.classifier import Classifier, zero_head
 
 Depth = Literal[18, 34, 50, 101, 152]
@@ -22,6 +23,9 @@ class ClassicArchitecture:
     channels: int = 3
     classes: int = 1000
     head_bias: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class ClassicResNet(Classifier):

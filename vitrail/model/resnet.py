@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.errors import VitrailError
+from vitrail.model.checks import check_fields
 from vitrail.model.classifier import Classifier, zero_head
 from vitrail.model.initialisation import lecun_normal
 
@@ -30,8 +30,7 @@ class ResNetArchitecture:
     head_bias: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.units or min(self.units) < 1 or self.width < 1:
-            raise VitrailError(f"a ResNet needs units and a width, not {self.units}x{self.width}")
+        check_fields(self)
 
 
 class StandardisedConv(nn.Conv2d):

@@ -13,6 +13,7 @@ from typing import Any
 
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.model.axial import AxialResNet, AxialResNetArchitecture
+from vitrail.model.checks import as_size
 from vitrail.model.classic import ClassicArchitecture, ClassicResNet
 from vitrail.model.classifier import Classifier
 from vitrail.model.resnet import ResNet, ResNetArchitecture
@@ -105,7 +106,7 @@ def describe(variant: str, *, size: int | tuple[int, int] = 224, **options: Any)
             raise VitrailError(f"{variant} has no option '{name}'{did_you_mean(name, known)}")
     if options.get("hidden") is True:  # the paper's hidden layer is as wide as its tokens
         options["hidden"] = options.get("width", row["width"])
-    row |= options | {"size": (size, size) if isinstance(size, int) else tuple(size)}
+    row |= options | {"size": as_size(size)}
     if kind is ViTArchitecture:
         row = token_defaults(row)
     return kind(**row)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitrail.errors import VitrailError
 from vitrail.model.attention import Attention, AxialAttention
 from vitrail.model.block import MLP, Block
+from vitrail.model.checks import check_fields
 from vitrail.model.classifier import Classifier, zero_head
 from vitrail.model.heads import AttentionPool
 from vitrail.model.hybrid import Backbone
@@ -76,6 +77,7 @@ class ViTArchitecture:
     """Rate at the last block; it grows linearly from zero at the first."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for wrong, message in self.contradictions():
             if wrong:
                 raise VitrailError(message)

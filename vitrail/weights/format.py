@@ -134,16 +134,34 @@ def resnet_of(
     )
 
 
-def plain_vit(a: Architecture, format_name: str) -> str:
-    """Why a format that knows only the paper's plain ViT cannot hold this one."""
+def refuse(owner: str, a: Architecture, lacks: Callable[[ViTArchitecture], dict[str, bool]]) -> str:
+    """Why a format cannot hold an architecture: what it lacks, and what none but ours has."""
     if not isinstance(a, ViTArchitecture):
-        return f"{format_name} has no {name(a)}"
-    reasons = {
+        return f"{owner} has no {name(a)}"
+    reasons = lacks(a) | {
         "axial attention": a.axial,
-        f"{a.positions} positions": a.positions not in ("learned", "sincos"),
+        f"{a.positions} positions": a.positions in ("factorised", "relative"),
         "positions at every layer": a.injection != "stem",
     }
-    return "; ".join(f"{format_name} has no {what}" for what, there in reasons.items() if there)
+    return "; ".join(f"{owner} has no {what}" for what, needed in reasons.items() if needed)
+
+
+def beyond_the_class_token(a: ViTArchitecture) -> dict[str, bool]:
+    """What a format lacks that knows the plain ViT with its class token and nothing else."""
+    return {
+        "hybrid": a.backbone is not None,
+        "LayerScale": a.layer_scale > 0,
+        "register tokens": a.registers > 0,
+        f"{a.pool} pooling": a.pool != "class",
+        "ViT without positions": a.positions == "none",
+    }
+
+
+def with_every_position(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
+    """Positions in a learned table, the class token's too, for formats that always have both."""
+    if isinstance(a, ViTArchitecture):
+        return with_class_slot(*with_learned_positions(a, tensors))
+    return a, tensors
 
 
 def with_learned_positions(a: ViTArchitecture, tensors: Tensors) -> tuple[ViTArchitecture, Tensors]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model.resnet import ResNetArchitecture
-from vitrail.model.variants import Architecture, name
+from vitrail.model.variants import Architecture
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
@@ -24,7 +24,7 @@ from vitrail.weights.format import (
     Tensors,
     count,
     grid_of,
-    plain_vit,
+    refuse,
     units_of,
 )
 from vitrail.weights.layout import (
@@ -275,16 +275,17 @@ def refusal(a: Architecture) -> str:
     """Why there is no Google file of this architecture."""
     if isinstance(a, ResNetArchitecture):
         return ""
-    reason = plain_vit(a, "google's format")
-    if reason or not isinstance(a, ViTArchitecture):
-        return reason or f"google's format has no {name(a)}"
-    reasons = {
-        "LayerScale": a.layer_scale > 0,
-        "register tokens": a.registers > 0,
-        "norm after the pooling": a.norm_after_pool,
-        f"{a.pool} pooling beside a class token": a.class_token and a.pool != "class",
-    }
-    return "; ".join(f"google's format has no {what}" for what, there in reasons.items() if there)
+    return refuse(
+        "google's format",
+        a,
+        lambda vit: {
+            "LayerScale": vit.layer_scale > 0,
+            "register tokens": vit.registers > 0,
+            "norm after the pooling": vit.norm_after_pool,
+            f"{vit.pool} pooling beside a class token": vit.class_token and vit.pool != "class",
+            "ViT without positions": vit.positions == "none",
+        },
+    )
 
 
 def preprocessing(contents: Contents, a: Architecture) -> Preprocessing:

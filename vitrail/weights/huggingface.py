@@ -6,7 +6,7 @@ from typing import Any
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model.resnet import ResNetArchitecture
-from vitrail.model.variants import Architecture, name
+from vitrail.model.variants import Architecture
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
@@ -14,14 +14,14 @@ from vitrail.weights.format import (
     Format,
     Size,
     Tensors,
+    beyond_the_class_token,
     count,
     grid_of,
     heads_of,
-    plain_vit,
+    refuse,
     resnet_of,
     units_of,
-    with_class_slot,
-    with_learned_positions,
+    with_every_position,
 )
 from vitrail.weights.layout import SLOT, Entry, entry, stacked, torch_module
 
@@ -144,24 +144,14 @@ def refusal(a: Architecture) -> str:
     """Why transformers has no such model."""
     if isinstance(a, ResNetArchitecture):
         return ""
-    reason = plain_vit(a, "transformers")
-    if reason or not isinstance(a, ViTArchitecture):
-        return reason or f"transformers has no {name(a)}"
-    reasons = {
-        "hybrid": a.backbone is not None,
-        "LayerScale in ViT": a.layer_scale > 0,
-        "register tokens in ViT": a.registers > 0,
-        f"{a.pool} pooling": a.pool != "class",
-        "hidden layer before a classifier": a.hidden > 0 and a.classes > 0,
-    }
-    return "; ".join(f"transformers has no {what}" for what, there in reasons.items() if there)
-
-
-def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
-    """Positions are always learned, and the class token always has one."""
-    if isinstance(a, ViTArchitecture):
-        return with_class_slot(*with_learned_positions(a, tensors))
-    return a, tensors
+    return refuse(
+        "transformers",
+        a,
+        lambda vit: (
+            beyond_the_class_token(vit)
+            | {"hidden layer before a classifier": vit.hidden > 0 and vit.classes > 0}
+        ),
+    )
 
 
 def prefix(a: Architecture, tensors: Tensors) -> Tensors:
@@ -277,7 +267,7 @@ HUGGINGFACE = Format(
     describe=describe,
     table=table,
     refusal=refusal,
-    adapt=adapt,
+    adapt=with_every_position,
     spell=prefix,
     preprocessing=preprocessing,
     labels=labels,

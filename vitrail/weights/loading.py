@@ -12,6 +12,7 @@ from torchvision.models import ResNet50_Weights
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.model import Architecture, Classifier, build
+from vitrail.model.checks import as_size
 from vitrail.model.positions import Interpolation, resize_grid, resize_line
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
@@ -99,7 +100,7 @@ def open_checkpoint(
     path, published = resolve(source)
     if size is None and published is not None:
         size = published.size
-    size = (size, size) if isinstance(size, int) else size
+    size = None if size is None else as_size(size)
     checkpoint = read(path, size)
     if published is not None and checkpoint.preprocessing is not None:
         checkpoint = replace(

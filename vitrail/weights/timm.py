@@ -1,12 +1,11 @@
 """timm's names, for ViT, hybrids and BiT; DeiT, DeiT-III and DINOv2 have them too."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.model.resnet import ResNetArchitecture
-from vitrail.model.variants import Architecture, name
+from vitrail.model.variants import Architecture
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
@@ -18,7 +17,7 @@ from vitrail.weights.format import (
     count,
     grid_of,
     heads_of,
-    plain_vit,
+    refuse,
     resnet_of,
     units_of,
     with_learned_positions,
@@ -171,10 +170,7 @@ def refusal(a: Architecture) -> str:
     """Why timm has no such model."""
     if isinstance(a, ResNetArchitecture):
         return ""
-    if not isinstance(a, ViTArchitecture):
-        return f"timm has no {name(a)}"
-    reason = plain_vit(replace(a, positions="learned") if a.positions == "none" else a, "timm")
-    return reason or ("timm has no hidden layer in the head" if a.hidden else "")
+    return refuse("timm", a, lambda vit: {"hidden layer in the head": vit.hidden > 0})
 
 
 def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:

@@ -3,7 +3,7 @@
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model.classic import ClassicArchitecture, Depth
-from vitrail.model.variants import Architecture, name
+from vitrail.model.variants import Architecture
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
@@ -11,13 +11,13 @@ from vitrail.weights.format import (
     Format,
     Size,
     Tensors,
+    beyond_the_class_token,
     count,
     grid_of,
     heads_of,
-    plain_vit,
+    refuse,
     units_of,
-    with_class_slot,
-    with_learned_positions,
+    with_every_position,
 )
 from vitrail.weights.layout import SLOT, Entry, entry, torch_module
 
@@ -126,26 +126,18 @@ def refusal(a: Architecture) -> str:
     """Why torchvision has no such model."""
     if isinstance(a, ClassicArchitecture):
         return ""
-    reason = plain_vit(a, "torchvision")
-    if reason or not isinstance(a, ViTArchitecture):
-        return reason or f"torchvision has no {name(a)}"
-    reasons = {
-        "hybrid": a.backbone is not None,
-        "LayerScale": a.layer_scale > 0,
-        "register tokens": a.registers > 0,
-        f"{a.pool} pooling": a.pool != "class",
-        "images that are not square": a.size[0] != a.size[1],
-        "ViT without classes": not a.classes,
-        f"{a.channels} input channels": a.channels != 3,
-    }
-    return "; ".join(f"torchvision has no {what}" for what, there in reasons.items() if there)
-
-
-def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
-    """Positions are always learned, and the class token always has one."""
-    if isinstance(a, ViTArchitecture):
-        return with_class_slot(*with_learned_positions(a, tensors))
-    return a, tensors
+    return refuse(
+        "torchvision",
+        a,
+        lambda vit: (
+            beyond_the_class_token(vit)
+            | {
+                "images that are not square": vit.size[0] != vit.size[1],
+                "ViT without classes": not vit.classes,
+                f"{vit.channels} input channels": vit.channels != 3,
+            }
+        ),
+    )
 
 
 def preprocessing(contents: Contents, a: Architecture) -> Preprocessing:
@@ -169,6 +161,6 @@ TORCHVISION = Format(
     describe=describe,
     table=table,
     refusal=refusal,
-    adapt=adapt,
+    adapt=with_every_position,
     preprocessing=preprocessing,
 )

@@ -1,0 +1,60 @@
+"""One check for every description of a model: a wrong value is one line that names it."""
+
+from dataclasses import fields
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from vitrail.errors import VitrailError
+
+MAY_BE_ZERO = {"classes", "registers", "hidden"}
+RATES = {"dropout", "embedding_dropout", "drop_path"}
+
+
+def check_fields(description: Any) -> None:
+    """Every field of an architecture holds what its type and its name promise."""
+    for name, hint in hints(type(description)).items():
+        value = getattr(description, name)
+        if value is not None and (promise := promised(name, hint, value)):
+            raise VitrailError(f"{name} = {value!r}: expected {promise}")
+
+
+@cache
+def hints(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields."""
+    types = get_type_hints(kind)
+    return {field.name: types[field.name] for field in fields(kind)}
+
+
+def promised(name: str, hint: Any, value: Any) -> str:
+    """What a value should have been; empty where it is that."""
+    if get_origin(hint) is Literal:
+        return "" if value in get_args(hint) else f"one of {', '.join(map(str, get_args(hint)))}"
+    if hint is int:
+        least = 0 if name in MAY_BE_ZERO else 1
+        return "" if is_count(value) and value >= least else f"a whole number from {least} up"
+    if name == "size":
+        return "" if are_counts(value, 2) else "pixels, as 224 or (224, 320)"
+    if name == "units":
+        return "" if value and are_counts(value, len(value)) else "the units of each stage"
+    if name in RATES:
+        return "" if 0 <= value <= 1 else "a rate between 0 and 1"
+    return ""
+
+
+def is_count(value: Any) -> bool:
+    """A whole number; Python takes True for one."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def are_counts(values: Any, length: int) -> bool:
+    """A tuple of so many whole numbers above zero."""
+    whole = isinstance(values, tuple) and len(values) == length
+    return whole and all(is_count(value) and value > 0 for value in values)
+
+
+def as_size(size: Any) -> tuple[int, int]:
+    """Rows and columns, from a side in pixels or from both."""
+    sides = (size, size) if is_count(size) else tuple(size) if isinstance(size, list) else size
+    if promise := promised("size", tuple[int, int], sides):
+        raise VitrailError(f"size = {size!r}: expected {promise}")
+    return sides
