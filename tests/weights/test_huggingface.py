@@ -61,6 +61,17 @@ def test_a_saved_classifier_gives_its_logits(options, tmp_path):
     assert ours.preprocess.size == (64, 64)
 
 
+def test_weights_in_several_files_are_put_together(tmp_path):
+    theirs = classifier()
+    theirs.save_pretrained(tmp_path, max_shard_size="1MB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert largest_difference(vitrail.load(tmp_path), theirs, 3, 64, 64) < 1e-5
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("model-00001", "../model-00001"))
+    with pytest.raises(vitrail.VitrailError, match="outside its folder"):
+        vitrail.load(tmp_path)
+
+
 def test_a_rectangle_and_the_names_in_memory_are_known(tmp_path):
     theirs = classifier(image_size=(64, 96))
     torch.save(theirs.state_dict(), tmp_path / "state.pth")

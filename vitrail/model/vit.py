@@ -31,6 +31,13 @@ from vitrail.model.positions import (
 )
 
 
+def stride_of(patch: int, backbone: tuple[int, ...] | None) -> int:
+    """Pixels between tokens: a backbone's root quarters, each stage but the first halves."""
+    if backbone is None:
+        return patch
+    return patch * 4 * 2 ** max(len(backbone) - 1, 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ViTArchitecture:
     """Everything that distinguishes one Vision Transformer from another."""
@@ -121,9 +128,7 @@ class ViTArchitecture:
     @property
     def stride(self) -> int:
         """Pixels between neighbouring tokens."""
-        if self.backbone is None:
-            return self.patch
-        return self.patch * 4 * 2 ** max(len(self.backbone) - 1, 0)
+        return stride_of(self.patch, self.backbone)
 
     @property
     def grid(self) -> Grid:

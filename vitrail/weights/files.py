@@ -67,18 +67,29 @@ def read(path: Path) -> Contents:
 
 def read_folder(folder: Path) -> Contents:
     """Weights with config.json and, where it exists, preprocessor_config.json."""
-    names = ("model.safetensors", "pytorch_model.bin")
-    found = [folder / name for name in names if (folder / name).is_file()]
-    if not found:
-        raise VitrailError(f"{folder} holds no weights; expected {' or '.join(names)} in it")
-    inside = read_file(found[0])
+    parts = [read_file(path) for path in weights_in(folder)]
     return Contents(
         path=folder,
-        tensors=inside.tensors,
-        metadata=inside.metadata,
+        tensors={key: tensor for part in parts for key, tensor in part.tensors.items()},
+        metadata=parts[0].metadata,
         config=read_json(folder / "config.json"),
         preprocessor=read_json(folder / "preprocessor_config.json"),
     )
+
+
+def weights_in(folder: Path) -> list[Path]:
+    """The file of a folder's weights, or the several that an index lists."""
+    names = ("model.safetensors", "pytorch_model.bin")
+    for path in (folder / name for name in names):
+        if path.is_file():
+            return [path]
+        if index := read_json(path.with_name(f"{path.name}.index.json")):
+            with parsing(path, "index"):
+                shards = sorted(set(index["weight_map"].values()))
+                if not shards or any(Path(shard).name != shard for shard in shards):
+                    raise VitrailError(f"{path}'s index names files outside its folder")
+                return [folder / shard for shard in shards]
+    raise VitrailError(f"{folder} holds no weights; expected {' or '.join(names)} in it")
 
 
 def read_json(path: Path) -> dict[str, Any]:

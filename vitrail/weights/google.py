@@ -11,10 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import VitrailError
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
-from vitrail.model.vit import ViTArchitecture
+from vitrail.model.vit import ViTArchitecture, stride_of
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
     EITHER,
@@ -124,16 +123,11 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
         backbone = units_of(tensors, "block{0}/unit{1}/conv1/kernel", start=(1, 1))
         channels = tensors["conv_root/kernel"].shape[2]
     block = BLOCK.format(0)
-    try:
-        heads = tensors[f"{block}MultiHeadDotProductAttention_1/query/kernel"].shape[1]
-        mlp = tensors[f"{block}MlpBlock_3/Dense_0/kernel"].shape[1]
-    except (KeyError, IndexError):
-        raise VitrailError(f"{contents.path} has a patch embedding but no encoder block") from None
     known: dict[str, Any] = {
         "width": width,
         "depth": count(tensors, BLOCK + "LayerNorm_0/scale"),
-        "heads": heads,
-        "mlp": mlp,
+        "heads": tensors[f"{block}MultiHeadDotProductAttention_1/query/kernel"].shape[1],
+        "mlp": tensors[f"{block}MlpBlock_3/Dense_0/kernel"].shape[1],
         "patch": patch,
         "channels": channels,
         "backbone": backbone,
@@ -146,7 +140,7 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
     if POSITIONS not in tensors:  # fixed waves are not stored
         size = size or (224, 224)
         return ViTArchitecture(**known, positions="sincos", class_slot=False, size=size)
-    stride = patch if backbone is None else patch * 4 * 2 ** max(len(backbone) - 1, 0)
+    stride = stride_of(patch, backbone)
     slots = tensors[POSITIONS].shape[1]
     size, slot = grid_of(slots, EITHER if "cls" in tensors else WITHOUT_SLOT, stride, size)
     return ViTArchitecture(**known, class_slot=slot, size=size)

@@ -162,9 +162,7 @@ def read(path: Path, size: Size | None = None) -> Checkpoint:
         )
     for known in FORMATS.values():
         if known.recognise(contents):
-            return translate(
-                known, replace(contents, tensors=known.normalise(contents.tensors)), size
-            )
+            return translate(known, contents, size)
     shown = ", ".join(list(contents.tensors)[:3]) or "nothing"
     raise VitrailError(
         f"{path} is no checkpoint of a known architecture (it holds {shown} …); "
@@ -176,6 +174,7 @@ def translate(known: Format, contents: Contents, size: Size | None) -> Checkpoin
     """Their tensors under our names, with the architecture they imply."""
     # Tensors and config.json may hold anything: whatever they upset is one line about this file.
     with files.parsing(contents.path, f"{known.name} checkpoint"):
+        contents = replace(contents, tensors=known.normalise(contents.tensors))
         architecture = known.describe(contents, size)
         if isinstance(architecture, ViTArchitecture):
             told: dict[str, Any] = {"interpolation": known.interpolation}

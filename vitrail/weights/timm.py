@@ -6,7 +6,7 @@ from typing import Any
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
-from vitrail.model.vit import ViTArchitecture
+from vitrail.model.vit import ViTArchitecture, stride_of
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
     EITHER,
@@ -76,7 +76,7 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
     }
     if "pos_embed" not in tensors:
         return ViTArchitecture(**known, positions="none", class_slot=False, size=size or (224, 224))
-    stride = patch if backbone is None else patch * 4 * 2 ** max(len(backbone) - 1, 0)
+    stride = stride_of(patch, backbone)
     slots = tensors["pos_embed"].shape[1]
     choices = EITHER if "cls_token" in tensors else WITHOUT_SLOT
     size, slot = grid_of(slots, choices, stride, size or told_size(contents))
