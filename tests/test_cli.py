@@ -66,7 +66,7 @@ def weights(tmp_path):
 def test_convert_reports_parity_and_the_switch(weights, tmp_path):
     result = run("convert", weights, tmp_path / "out.npz", "--to", "google")
     assert result.returncode == 0, result.stderr
-    assert "largest difference in logits 0.0e+00" in result.stdout
+    assert "largest difference 0.0e+00 in logits, 0.0e+00 in features" in result.stdout
     assert "switch" in result.stdout
     again = run("convert", tmp_path / "out.npz", tmp_path / "hub", "--to", "huggingface", "--json")
     parity = json.loads(again.stdout)

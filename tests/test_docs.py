@@ -36,6 +36,11 @@ def test_commands_print_what_the_readme_says(command, output, folder):
     assert result.stdout == output
 
 
+def test_no_placeholder_is_left():
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        assert not re.search(r"BENCH|TODO|XXX|FIXME", path.read_text(encoding="utf-8")), path
+
+
 def test_the_readme_shows_both_verbs():
     assert [command.split()[1] for command, _ in CONSOLE] == ["models", "convert"]
 

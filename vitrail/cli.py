@@ -91,15 +91,15 @@ def convert(source: str, target: Path, to: Any, size: str | None, as_json: bool)
     SRC is any MODEL. The suffix of DST picks the container: .npz for google, .safetensors or .pth,
     or no suffix for a folder with config.json.
     """
-    from vitrail.weights.converting import TOLERANCE, convert
+    from vitrail.weights.converting import convert
 
     parity = convert(source, target, to=to, size=None if size is None else parse_size(size))
     if as_json:
         click.echo(json.dumps(parity.to_dict()))
     else:
         click.echo("\n".join(parity.lines()))
-    if not parity.difference <= TOLERANCE:
-        click.echo(f"Error: {target} does not give the same logits; do not use it", err=True)
+    if not parity.holds:
+        click.echo(f"Error: {target} does not give the same answers; do not use it", err=True)
         sys.exit(1)
 
 

@@ -20,3 +20,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error line: `; did you mean 'B/16'?`, or nothing when no name is near."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def one_line(said: object) -> str:
+    """What a library or a file says, fit for a message: its first line, without escape codes."""
+    text = getattr(said, "strerror", None) or str(said).strip() or type(said).__name__
+    text = text.splitlines()[0].rstrip(".")
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:200]

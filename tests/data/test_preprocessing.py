@@ -83,6 +83,14 @@ def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
     assert torch.equal(preprocess(tmp_path / "turned.png"), expected)
 
 
+@pytest.mark.parametrize("shape", [(300, 500), (500, 300), (400, 400), (100, 90)])
+def test_a_rectangle_is_cropped_from_a_picture_that_covers_it(shape):
+    white = Image.new("RGB", shape[::-1], "white")
+    image = Preprocessing(size=(224, 448), short_side=248)(white)
+    assert image.shape == (3, 224, 448)
+    assert (image > 0.99).all()  # no black bars
+
+
 def test_grey_models_get_one_channel():
     image = Preprocessing(size=(32, 32), mean=(0.5,), std=(0.5,))(noise(64, 64))
     assert image.shape == (1, 32, 32)

@@ -77,6 +77,22 @@ def test_the_pooling_probe_counts_as_one_input():
     assert_uniform(probe, math.sqrt(6 / (1 + 384)))
 
 
+def test_what_pooling_registers_and_offsets_start_with():
+    pool = vitrail.create("S/16", depth=1, pool="attention").pool
+    for part in pool.kv.weight.chunk(2):
+        assert_uniform(part, math.sqrt(6 / (384 + 384)))
+    registers = vitrail.create("S/16", depth=1, registers=8).registers
+    assert registers.std().item() == pytest.approx(1e-6, rel=0.1)
+    relative = vitrail.create("S/16", depth=1, positions="relative")
+    assert relative.blocks[0].attention.relative.table.std().item() == pytest.approx(0.02, rel=0.02)
+
+
+def test_an_axial_unit_starts_as_its_shortcut():
+    unit = vitrail.create("Axial-R26", units=(2, 1, 1, 1), size=32).stages[0][1].eval()
+    x = torch.rand(2, 128, 8, 8)
+    assert torch.equal(unit(x), x)
+
+
 def test_activations_keep_their_scale_through_the_depth():
     model = vitrail.create("Ti/16", size=64).eval()
     names = [f"blocks.{i}" for i in range(12)]

@@ -71,9 +71,9 @@ def test_the_methods_really_differ():
         for method in ("google", "timm", "huggingface", "torchvision")
     ]
     for i, a in enumerate(resized):
-        for b in resized[i + 1 :]:
+        for j, b in enumerate(resized[:i]):
             # Enlarging, antialiasing has nothing to do: timm and huggingface agree there.
-            assert (a - b).abs().max() > 0.1 or (i == 1)
+            assert (a - b).abs().max() > 0.1 or (j, i) == (1, 2)
     smaller = [resize_grid(source, (14, 14), (7, 7), m) for m in ("timm", "huggingface")]
     assert (smaller[0] - smaller[1]).abs().max() > 0.1
 

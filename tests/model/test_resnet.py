@@ -53,19 +53,20 @@ def test_a_strided_same_convolution_is_the_plain_sum():
 
 
 def test_bits_root_pools_over_a_zero_border():
-    """A window of negative numbers at the border gives zero, where a padding pool would not."""
-    model = small("resnet")
+    """Where the root's answer is negative, the border's zeros win, and nothing else does."""
+    model = small("resnet", channels=1)
     with torch.no_grad():
         model.root.weight.zero_()
-    seen = {}
-    model.stages[0].register_forward_pre_hook(lambda _, x: seen.__setitem__("x", x[0]))
-    model.stages[0][0].register_forward_pre_hook(lambda _, x: seen.__setitem__("x", x[0]))
-    model(torch.randn(1, 3, 64, 64))
-    assert seen["x"].shape[-2:] == (16, 16)
-
-    border = F.max_pool2d(F.pad(-torch.ones(1, 1, 8, 8), (1, 1, 1, 1)), 3, 2)
-    assert border[0, 0, 0, 0] == 0
-    assert border[0, 0, 1, 1] == -1
+        model.root.weight[:, :, 3, 3] = -1  # standardised: minus the pixel, plus a little of others
+    seen = []
+    hook = model.stages[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model(torch.ones(1, 1, 64, 64))
+    hook.remove()
+    pooled = seen[0]
+    expected = F.max_pool2d(F.pad(model.root(torch.ones(1, 1, 64, 64)), (1, 1, 1, 1)), 3, 2)
+    assert torch.equal(pooled, expected)
+    padding_pool = F.max_pool2d(model.root(torch.ones(1, 1, 64, 64)), 3, 2, padding=1)
+    assert not torch.equal(pooled, padding_pool)
 
 
 def test_the_width_factor_multiplies_every_channel():

@@ -253,7 +253,25 @@ def test_intermediates_are_the_outputs_of_the_named_modules():
     assert torch.equal(found["norm"], model.tokens(images))
     with pytest.raises(vitrail.VitrailError, match=r"did you mean 'blocks.0'"):
         model.intermediates(images, ["block.0"])
+    with pytest.raises(vitrail.VitrailError, match="'blocks' has no output of its own"):
+        model.intermediates(images, ["blocks"])
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("resnet", ["root", "stages.0", "stages.1.0", "norm"]),
+        ("classic-resnet", ["stem", "stages.3"]),
+        ("axial-resnet", ["stem", "stages.2", "stages.2.0.rows"]),
+        ("hybrid", ["backbone", "backbone.stage2", "blocks.0"]),
+        ("axial-vit", ["blocks.0", "blocks.1.attention"]),
+    ],
+)
+def test_every_family_names_its_intermediates(kind, names):
+    found = small(kind).intermediates(torch.randn(1, 3, 64, 64), names)
+    assert list(found) == names
+    assert all(tensor.isfinite().all() for tensor in found.values())
 
 
 def test_predict_needs_what_load_brings():

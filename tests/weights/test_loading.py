@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 import vitrail
 from tests.models import noisy, small
+from vitrail.model.positions import resize_grid
 from vitrail.weights import files
 from vitrail.weights.loading import MismatchError, contents
 from vitrail.weights.published import find
@@ -138,10 +139,123 @@ def test_heads_are_told_by_the_file_where_the_table_would_guess_wrong(tmp_path):
     model = small("vit-b", gelu="erf")  # as wide as S, with twice its heads
     vitrail.save(model, tmp_path / "b.safetensors", to="timm")
     assert vitrail.load(tmp_path / "b.safetensors").architecture.heads == 12
+    with pytest.raises(vitrail.VitrailError, match="heads 6 instead of 12, since such a file"):
+        vitrail.save(model, tmp_path / "b.pth", to="timm")
     odd = noisy(vitrail.create("Ti/16", depth=1, width=100, heads=5, size=64))
-    vitrail.save(odd, tmp_path / "odd.pth", to="timm")
     with pytest.raises(vitrail.VitrailError, match="cannot tell the number of heads"):
-        vitrail.load(tmp_path / "odd.pth")
+        vitrail.save(odd, tmp_path / "odd.pth", to="timm")
+    assert not list(tmp_path.glob("*.pth"))
+
+
+@pytest.mark.parametrize("to", ["google", "timm", "huggingface"])
+@pytest.mark.parametrize(("old", "new"), [(224, (112, 448)), (96, (64, 144)), (96, (48, 192))])
+def test_a_wished_size_with_as_many_patches_is_still_interpolated(to, old, new, tmp_path):
+    """7 × 28 patches are as many as 14 × 14, and lie elsewhere."""
+    model = small("vit", size=old, gelu="erf", eps=1e-12)
+    path = tmp_path / ("m.npz" if to == "google" else "m")
+    vitrail.save(model, path, to=to)
+    rows, columns = new[0] // 16, new[1] // 16
+    expected = resize_grid(model.positions[0].table, (old // 16,) * 2, (rows, columns), to)
+    assert torch.equal(vitrail.load(path, size=new).positions[0].table, expected)
+
+
+def test_hybrids_of_any_rectangle_are_read_with_the_grid_they_have(tmp_path):
+    model = small("hybrid", size=(90, 130), gelu="erf")
+    assert model.architecture.grid == (3, 5)
+    for to, suffix in (("google", ".npz"), ("timm", ".safetensors")):
+        parity = vitrail.convert(saved_native(model, tmp_path), tmp_path / f"h{suffix}", to=to)
+        assert parity.holds
+        loaded = vitrail.load(tmp_path / f"h{suffix}", size=(90, 130))
+        assert torch.equal(loaded.positions[0].table, model.positions[0].table)
+
+
+def saved_native(model, folder):
+    vitrail.save(model, folder / "native.safetensors")
+    return folder / "native.safetensors"
+
+
+def test_a_rectangle_that_would_be_read_as_a_square_is_not_written(tmp_path):
+    model = small("vit", size=(64, 256))  # 4 × 16 patches, as many as 8 × 8
+    with pytest.raises(vitrail.VitrailError, match=r"size \(128, 128\) instead of \(64, 256\)"):
+        vitrail.save(model, tmp_path / "m.npz", to="google")
+
+
+def test_a_zero_head_hides_nothing_from_convert(tmp_path, monkeypatch):
+    """The features are compared too: here the file is damaged between writing and reading."""
+    source = saved_native(vitrail.create("Ti/16", depth=1, size=64), tmp_path)
+    write = files.write
+
+    def damaging(contents, folder=False):
+        key = next(key for key in contents.tensors if key.endswith("qkv.weight"))
+        write(
+            replace(contents, tensors=contents.tensors | {key: contents.tensors[key] * 2}), folder
+        )
+
+    monkeypatch.setattr(files, "write", damaging)
+    parity = vitrail.convert(source, tmp_path / "x.safetensors", to="timm")
+    assert parity.difference == 0
+    assert parity.features > 1e-3
+    assert not parity.holds
+
+
+def test_a_damaged_file_of_our_own_is_not_mended_by_resizing(tmp_path):
+    path = saved_native(small("vit"), tmp_path)
+    good = files.read(path)
+    for key, tensor in good.tensors.items():
+        files.write(replace(good, tensors=good.tensors | {key: tensor[..., :-1]}))
+        with pytest.raises(MismatchError, match="instead of"):
+            vitrail.load(path, size=96)
+
+
+def test_a_conversion_within_a_family_keeps_its_gelu_and_epsilon(tmp_path):
+    model = small("vit", gelu="tanh", eps=1e-3)
+    model.origin = "huggingface"
+    vitrail.save(model, tmp_path / "a.b", to="huggingface")  # a folder, in spite of the dot
+    parity = vitrail.convert(tmp_path / "a.b", tmp_path / "c.d", to="huggingface")
+    assert (parity.switch, parity.gelu, parity.eps) == (0, "tanh", 1e-3)
+    assert parity.holds
+    timm = small("vit", gelu="tanh")
+    timm.origin = "timm"
+    vitrail.save(timm, tmp_path / "timm", to="timm")
+    assert vitrail.load(tmp_path / "timm").architecture.gelu == "tanh"
+
+
+def test_a_folder_written_again_keeps_nothing_of_before(tmp_path):
+    model = vitrail.load(saved_native(small("vit", gelu="erf"), tmp_path))
+    for to in ("huggingface", "timm", "vitrail"):
+        vitrail.save(model, tmp_path / "folder", to=to)
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_any_precision_predicts(dtype, saved, tmp_path):
+    half = {key: x.to(dtype) for key, x in load_file(saved).items()}
+    save_file(half, tmp_path / "half.safetensors")
+    model = vitrail.load(tmp_path / "half.safetensors")
+    assert model.head.weight.dtype == dtype
+    model.train()
+    assert len(model.predict(Image.effect_noise((80, 100), 64))) == 5
+    assert model.training
+    mixed = half | {key: x.float() for key, x in half.items() if "norm" in key}
+    save_file(mixed, tmp_path / "mixed.safetensors")
+    assert vitrail.load(tmp_path / "mixed.safetensors").predict(Image.new("RGB", (64, 64)))
+    save_file(half | {"norm.bias": half["norm.bias"].int()}, tmp_path / "whole.safetensors")
+    with pytest.raises(MismatchError, match="of integers"):
+        vitrail.load(tmp_path / "whole.safetensors")
+
+
+def test_what_cannot_be_saved_or_converted_is_one_line(tmp_path):
+    path = saved_native(small("vit"), tmp_path)
+    with pytest.raises(vitrail.VitrailError, match="is the source itself"):
+        vitrail.convert(path, path, to="vitrail")
+    with torch.device("meta"):
+        empty = vitrail.create("Ti/16", depth=1)
+    with pytest.raises(vitrail.VitrailError, match="expected a model with weights"):
+        vitrail.save(empty, tmp_path / "x.safetensors")
+    model = small("vit")
+    model.preprocess = lambda picture: picture
+    with pytest.raises(vitrail.VitrailError, match="Preprocessing"):
+        vitrail.save(model, tmp_path / "x.safetensors")
 
 
 def test_a_rectangle_without_its_sides_must_be_told_them(tmp_path):
@@ -184,7 +298,13 @@ def test_real_weights_know_what_a_daisy_is(real_weights, flowers):
 def test_our_own_header_is_checked(tmp_path):
     vitrail.save(small("vit"), tmp_path / "m.safetensors")
     tensors = load_file(tmp_path / "m.safetensors")
-    for header in ("{}", "nonsense", '{"version": 1, "architecture": {"family": "rnn"}}', "[]"):
+    described = json.loads(files.read(tmp_path / "m.safetensors").metadata["vitrail"])
+    wrong = [described | change for change in ({"labels": 5}, {"labels": ["a"]})]
+    wrong += [described | {"preprocessing": value} for value in (5, {"size": 3})]
+    for field, value in (("depth", None), ("family", ["vit"]), ("eps", "x"), ("backbone", "ab")):
+        wrong.append(described | {"architecture": described["architecture"] | {field: value}})
+    headers = ["{}", "nonsense", '{"version": 1, "architecture": {"family": "rnn"}}', "[]"]
+    for header in [*headers, *map(json.dumps, wrong)]:
         save_file(tensors, tmp_path / "bad.safetensors", {"vitrail": header})
         with pytest.raises(vitrail.VitrailError) as error:
             vitrail.load(tmp_path / "bad.safetensors")

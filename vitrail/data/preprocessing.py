@@ -25,11 +25,18 @@ class Preprocessing:
     size: tuple[int, int] = (224, 224)
     """Rows and columns that the model gets."""
     short_side: int = 0
-    """Resize this side first, keeping the aspect, then crop the centre; zero squeezes to `size`."""
+    """Resize so that the short side of `size` would have so many pixels, keeping the aspect, then
+    crop the centre; zero squeezes to `size`."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     antialias: bool = True
     mean: Colour = (0.5, 0.5, 0.5)
     std: Colour = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        sides = isinstance(self.size, tuple) and len(self.size) == 2 and min(self.size) > 0
+        colours = isinstance(self.mean, tuple) and isinstance(self.std, tuple)
+        if not sides or not colours or len(self.mean) != len(self.std):
+            raise VitrailError(f"cannot preprocess to {self.size}, {self.mean}, {self.std}")
 
     def __call__(self, picture: Image.Image | np.ndarray | Path | str) -> Float[Tensor, "c y x"]:
         if isinstance(picture, (Path, str)):
@@ -37,20 +44,33 @@ class Preprocessing:
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         if not isinstance(image, Image.Image):
             raise VitrailError(f"expected a picture, array or path, not {type(image).__name__}")
+        if len(self.mean) not in (1, 3):
+            raise VitrailError(f"pictures have 1 or 3 channels, this model takes {len(self.mean)}")
         upright = eight_bits(ImageOps.exif_transpose(image))
         return self.transform()(upright.convert("RGB" if len(self.mean) == 3 else "L"))
 
     def transform(self) -> Callable[[Any], Tensor]:
         """The steps on a PIL image, from torchvision."""
-        mode = InterpolationMode(self.interpolation)
-        target = self.short_side or list(self.size)
-        resize = v2.Resize(target, mode, antialias=self.antialias)  # type: ignore[arg-type]
         numbers: list[nn.Module] = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
         # Pillow always smooths when it shrinks; without antialias the tensor is resized instead.
+        resize = v2.Lambda(self.resize)
         steps = [resize, *numbers] if self.antialias else [*numbers, resize]
+        crop = [v2.CenterCrop(list(self.size))] if self.short_side else []
+        return v2.Compose([*steps, *crop, v2.Normalize(list(self.mean), list(self.std))])
+
+    def resize(self, image: Any) -> Any:
+        """To the size itself, or to what just covers the rectangle that is cropped from."""
+        height, width = v2.functional.get_size(image)
+        rows, columns = self.size
         if self.short_side:
-            steps.append(v2.CenterCrop(list(self.size)))
-        return v2.Compose([*steps, v2.Normalize(list(self.mean), list(self.std))])
+            scale = self.short_side / min(self.size)
+            rows, columns = round(rows * scale), round(columns * scale)
+            if rows * width >= columns * height:
+                columns = max(columns, int(rows * width / height))
+            else:
+                rows = max(rows, int(columns * height / width))
+        mode = InterpolationMode(self.interpolation)
+        return v2.functional.resize(image, [rows, columns], mode, antialias=self.antialias)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a file's metadata."""

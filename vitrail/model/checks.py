@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from vitrail.errors import VitrailError
 
 MAY_BE_ZERO = {"classes", "registers", "hidden"}
+LARGEST_SIDE = 16_384
 RATES = {"dropout", "embedding_dropout", "drop_path"}
 
 
@@ -14,7 +15,9 @@ def check_fields(description: Any) -> None:
     """Every field of an architecture holds what its type and its name promise."""
     for name, hint in hints(type(description)).items():
         value = getattr(description, name)
-        if value is not None and (promise := promised(name, hint, value)):
+        if value is None and type(None) in get_args(hint):
+            continue
+        if promise := promised(name, hint, value):
             raise VitrailError(f"{name} = {value!r}: expected {promise}")
 
 
@@ -33,11 +36,24 @@ def promised(name: str, hint: Any, value: Any) -> str:
         least = 0 if name in MAY_BE_ZERO else 1
         return "" if is_count(value) and value >= least else f"a whole number from {least} up"
     if name == "size":
-        return "" if are_counts(value, 2) else "pixels, as 224 or (224, 320)"
-    if name == "units":
-        return "" if value and are_counts(value, len(value)) else "the units of each stage"
+        fits = are_counts(value, 2) and max(value) <= LARGEST_SIDE
+        return "" if fits else f"pixels, as 224 or (224, 320), up to {LARGEST_SIDE}"
+    if name in ("units", "backbone"):
+        whole = isinstance(value, tuple) and are_counts(value, len(value))
+        return "" if whole and (value or name == "backbone") else "the units of each stage"
+    return promised_number(name, hint, value)
+
+
+def promised_number(name: str, hint: Any, value: Any) -> str:
+    """The same, for fields that are no counts."""
+    if hint is bool:
+        return "" if isinstance(value, bool) else "True or False"
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return "a number"
     if name in RATES:
         return "" if 0 <= value <= 1 else "a rate between 0 and 1"
+    if name in ("eps", "width"):
+        return "" if value > 0 else "a number above zero"
     return ""
 
 

@@ -46,5 +46,5 @@ class ClassicResNet(Classifier):
     def tokens(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b n d"]:
         x = self.stem(images)
         for stage in self.stages:
-            x = self.run(stage.children(), x)
+            x = self.run(stage, x)
         return x.flatten(2).mT

@@ -24,6 +24,8 @@ class Classifier(nn.Module):
     feature_width: int
     """Length of the vector that a fine-tuning head reads."""
     head: nn.Module | None
+    origin: str = ""
+    """The format that the weights were read from; empty for a new model."""
     labels: tuple[str, ...] = ()
     """Names of the classes, where they are known."""
     preprocess: Callable[[Any], Float[Tensor, "c y x"]] | None = None
@@ -47,11 +49,12 @@ class Classifier(nn.Module):
         """Modules whose `weights(x)` says who looks at whom, from input to output."""
         return []
 
-    def run(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-        """Through the blocks in turn, their activations kept or recomputed."""
-        recompute = self.activation_checkpointing and torch.is_grad_enabled()
-        for block in blocks:
-            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
+    def run(self, stage: nn.Module, x: Tensor) -> Tensor:
+        """Through a block, or a stage of blocks, their activations kept or recomputed."""
+        if not (self.activation_checkpointing and torch.is_grad_enabled()):
+            return stage(x)
+        for block in stage if isinstance(stage, nn.Sequential) else [stage]:
+            x = checkpoint(block, x, use_reentrant=False)
         return x
 
     def intermediates(
@@ -73,6 +76,9 @@ class Classifier(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
+        for name in names:
+            if name not in found:
+                raise VitrailError(f"'{name}' has no output of its own; name one of its parts")
         return {name: found[name] for name in names}
 
     def attention(
@@ -118,9 +124,12 @@ class Classifier(nn.Module):
             raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
         if self.head is None:
             raise VitrailError("this model has no classes; load it with classes=… and train a head")
-        self.eval()
-        device = next(self.parameters()).device
-        probabilities = self(self.preprocess(image)[None].to(device)).softmax(-1)[0]
+        if not isinstance(top, int) or top < 1:
+            raise VitrailError(f"top = {top!r}: expected a whole number from 1 up")
+        training = self.training
+        pixels = self.preprocess(image)[None].to(next(self.parameters()))
+        probabilities = self.eval()(pixels).float().softmax(-1)[0]
+        self.train(training)
         best = probabilities.topk(min(top, len(probabilities)))
         names = self.labels or tuple(f"class {i}" for i in range(len(probabilities)))
         return [(names[i], p) for p, i in zip(*(t.tolist() for t in best), strict=True)]

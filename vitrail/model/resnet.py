@@ -99,5 +99,5 @@ class ResNet(Classifier):
         # it, and so differ where all of a window is negative.
         x = F.max_pool2d(F.pad(self.root(images), (1, 1, 1, 1)), 3, 2)
         for stage in self.stages:
-            x = self.run(stage.children(), x)
+            x = self.run(stage, x)
         return self.norm(x).relu().flatten(2).mT

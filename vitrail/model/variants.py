@@ -11,7 +11,7 @@ import re
 from dataclasses import asdict, fields
 from typing import Any
 
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, one_line
 from vitrail.model.axial import AxialResNet, AxialResNetArchitecture
 from vitrail.model.checks import as_size
 from vitrail.model.classic import ClassicArchitecture, ClassicResNet
@@ -191,6 +191,4 @@ def from_dict(values: dict[str, Any]) -> Architecture:
     try:
         return kind(**values | tuples)
     except TypeError as error:
-        raise VitrailError(
-            f"the file's description of its architecture is broken: {error}"
-        ) from None
+        raise VitrailError(f"the file's architecture is broken: {one_line(error)}") from None

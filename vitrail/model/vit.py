@@ -31,11 +31,16 @@ from vitrail.model.positions import (
 )
 
 
-def stride_of(patch: int, backbone: tuple[int, ...] | None) -> int:
-    """Pixels between tokens: a backbone's root quarters, each stage but the first halves."""
-    if backbone is None:
-        return patch
-    return patch * 4 * 2 ** max(len(backbone) - 1, 0)
+def stride_of(backbone: tuple[int, ...] | None) -> int:
+    """Pixels per cell of the map that is cut: a ResNet's root quarters, later stages halve."""
+    return 1 if backbone is None else 4 * 2 ** max(len(backbone) - 1, 0)
+
+
+def grid_for(size: tuple[int, int], patch: int, backbone: tuple[int, ...] | None) -> Grid:
+    """Rows and columns of patches: SAME padding rounds a ResNet's map up, patches round down."""
+    stride = stride_of(backbone)
+    rows, columns = (-(-side // stride) // patch for side in size)
+    return rows, columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,6 @@ class ViTArchitecture:
     def contradictions(self) -> list[tuple[bool, str]]:
         """What cannot be built, and what to say about it."""
         per_patch = self.positions in ("learned", "factorised")
-        tables = self.positions in ("factorised", "sincos")
         axial_positions = self.positions != "relative" and self.injection == "stem"
         slot = self.class_token and self.positions == "learned"
         height, width = self.size
@@ -106,8 +110,12 @@ class ViTArchitecture:
                 f"images of {height}x{width} hold no patch of {self.stride} pixels",
             ),
             (
-                tables and self.width % 4 != 0,
-                f"{self.positions} positions need a width divisible by 4",
+                self.positions == "factorised" and self.width % 2 != 0,
+                "factorised positions need an even width",
+            ),
+            (
+                self.positions == "sincos" and (self.width % 4 != 0 or self.width < 8),
+                "sincos positions need a width divisible by 4, from 8 up",
             ),
             (
                 self.injection != "stem" and not per_patch,
@@ -128,17 +136,12 @@ class ViTArchitecture:
     @property
     def stride(self) -> int:
         """Pixels between neighbouring tokens."""
-        return stride_of(self.patch, self.backbone)
+        return self.patch * stride_of(self.backbone)
 
     @property
     def grid(self) -> Grid:
         """Rows and columns of tokens. Where patches do not fit, the rest of the image is unseen."""
-        if self.backbone is None:
-            return self.size[0] // self.patch, self.size[1] // self.patch
-        # SAME padding rounds the feature map up; the patches then round down.
-        stride = self.stride // self.patch
-        rows, columns = (-(-side // stride) // self.patch for side in self.size)
-        return rows, columns
+        return grid_for(self.size, self.patch, self.backbone)
 
     @property
     def prefix(self) -> int:
@@ -193,14 +196,14 @@ class ViT(Classifier):
         """The sequence that enters the encoder (Eq. 1), and the grid its patches lie on."""
         x = images
         if self.backbone is not None:
-            x = self.run(self.backbone.children(), x)
+            x = self.run(self.backbone, x)
         x = self.embedding(x)
         grid = (x.shape[-2], x.shape[-1])
         x = rearrange(x, "b d y x -> b (y x) d")
         prefix = [token for token in (self.class_token, self.registers) if token is not None]
         x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in prefix), x], 1)
-        for positions in self.positions[:1]:
-            x = positions(x, grid)
+        for stem in self.positions[:1]:
+            x = stem(x, grid)
         return self.dropout(x), grid
 
     def encode(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b n d"]:
@@ -211,7 +214,7 @@ class ViT(Classifier):
         for i, block in enumerate(self.blocks):
             if i and a.injection != "stem":
                 x = self.positions[i if a.injection == "every" else 0](x, grid)
-            x = self.run([block], x)
+            x = self.run(block, x)
         return x.flatten(1, 2) if a.axial else x
 
     def pooled(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b d"]:

@@ -42,6 +42,8 @@ class Parity:
     difference: float
     """Largest difference in logits between the source under the target's GELU and epsilon, and the
     file as it was read back."""
+    features: float
+    """The same for the features, which tell two models apart even where a head is still zero."""
     switch: float
     """Largest change in logits that the target's GELU and epsilon make by themselves."""
     gelu: str
@@ -50,6 +52,11 @@ class Parity:
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for `--json`."""
         return asdict(self)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the written file is the same model."""
+        return max(self.difference, self.features) <= TOLERANCE
 
     def lines(self) -> list[str]:
         """The report for a person."""
@@ -61,8 +68,8 @@ class Parity:
             f"read    {self.source}  {self.source_format} · {self.variant} · "
             f"{self.parameters:,} parameters · {self.classes:,} classes",
             f"wrote   {self.target}  {self.target_format}",
-            f"parity  largest difference in logits {self.difference:.1e}, "
-            f"over {self.images} random images, read back",
+            f"parity  largest difference {self.difference:.1e} in logits, {self.features:.1e} in "
+            f"features, over {self.images} random images, read back",
             *(
                 [f"switch  {moved if self.switch else f'none: {meaning}, as before'}"]
                 * bool(self.gelu)
@@ -80,12 +87,17 @@ def convert(
     """Write `source` as a checkpoint of format `to`, read that back and compare the logits."""
     checkpoint = open_checkpoint(source, size)
     architecture = checkpoint.architecture
+    target = Path(target)
+    if target.exists() and target.samefile(checkpoint.path):
+        raise VitrailError(f"{target} is the source itself; give another name")
     model = to_model(checkpoint)
     save(model, target, to)
-    switched = architecture if to == "vitrail" else FORMATS[to].numerics(architecture)
+    kept = to in ("vitrail", checkpoint.format)
+    switched = architecture if kept else FORMATS[to].numerics(architecture)
     images = sample_images(architecture)
     as_it_was = answers(checkpoint, images)
     expected = answers(replace(checkpoint, architecture=switched), images)
+    back = answers(read(target, known_size=architecture.size), images)
     return Parity(
         source=str(source),
         source_format=checkpoint.format,
@@ -95,8 +107,9 @@ def convert(
         parameters=sum(x.numel() for x in model.parameters()),
         classes=architecture.classes,
         images=IMAGES,
-        difference=largest(expected, answers(read(Path(target), architecture.size), images)),
-        switch=largest(as_it_was, expected),
+        difference=largest(expected[0], back[0]),
+        features=largest(expected[1], back[1]),
+        switch=largest(as_it_was[0], expected[0]),
         gelu=getattr(switched, "gelu", ""),
         eps=getattr(switched, "eps", 0.0),
     )
@@ -109,9 +122,11 @@ def sample_images(a: Architecture) -> Tensor:
 
 
 @torch.inference_mode()
-def answers(checkpoint: Checkpoint, images: Tensor) -> Tensor:
-    """Logits of a checkpoint, in float32."""
-    return to_model(checkpoint).float()(images)
+def answers(checkpoint: Checkpoint, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and features of a checkpoint, in float32."""
+    model = to_model(checkpoint).float()
+    features = model.features(images)
+    return features if model.head is None else model.head(features), features
 
 
 def largest(a: Tensor, b: Tensor) -> float:

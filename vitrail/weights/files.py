@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.errors import FailureError, VitrailError
+from vitrail.errors import FailureError, VitrailError, one_line
 
 # Beyond both, an archive is taken for a bomb: real weights hardly compress.
 MOST_INFLATED_BYTES = 1 << 30
@@ -37,6 +37,7 @@ NUMBERS = {
 }
 
 # Where training scripts put the weights inside a larger checkpoint.
+WRAPPED = r"^(module\.|_orig_mod\.)+"
 WRAPPERS = ("model_ema", "state_dict_ema", "model", "state_dict")
 
 
@@ -52,6 +53,8 @@ class Contents:
     """config.json beside the weights; a safetensors file of ours has it in its header."""
     preprocessor: dict[str, Any] = field(default_factory=dict)
     """preprocessor_config.json, likewise."""
+    size: tuple[int, int] | None = None
+    """Rows and columns of the images it is for, where the reader knows them already."""
 
 
 def read(path: Path) -> Contents:
@@ -147,19 +150,12 @@ def parsing(what: Path | str, kind: str) -> Iterator[None]:
         ) from None
 
 
-def one_line(said: object) -> str:
-    """What a library or a file says, fit for a message: its first line, without escape codes."""
-    text = getattr(said, "strerror", None) or str(said).strip() or type(said).__name__
-    text = text.splitlines()[0].rstrip(".")
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:200]
-
-
 def read_safetensors(path: Path) -> Contents:
     """A safetensors file; the library checks every offset of the header against the file."""
     with parsing(path, "safetensors file"), safe_open(path, "pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         metadata = file.metadata() or {}
-    beside = {
+    beside: dict[str, Any] = {
         name: parse_json(f"{path}: {name} in the header", metadata.pop(name))
         for name in ("config", "preprocessor")
         if name in metadata
@@ -233,7 +229,7 @@ def read_torch(path: Path) -> dict[str, Tensor]:
         raise VitrailError(
             f"{path} holds no state dict but a {type(value).__name__}; save the state dict itself"
         )
-    tensors = plain(path, {str(key).removeprefix("module."): x for key, x in value.items()})
+    tensors = plain(path, {re.sub(WRAPPED, "", str(key)): x for key, x in value.items()})
     # One number, expanded, can pretend to be any amount of them.
     refuse_bomb(path, sum(tensor.nbytes for tensor in tensors.values()))
     return tensors
@@ -277,14 +273,14 @@ def is_plain(value: Any) -> bool:
     )
 
 
-def write(contents: Contents) -> None:
+def write(contents: Contents, folder: bool = False) -> None:
     """The contents at their path: the suffix picks the container, no suffix means a folder.
 
     Written beside the target and moved into place, so that a full disk or a kill leaves no half.
     """
     path, metadata = contents.path, contents.metadata
     tensors = {key: tensor.contiguous() for key, tensor in contents.tensors.items()}
-    if not path.suffix:
+    if folder or not path.suffix:
         # The weights first: where they find no room, the old configuration stays with the old ones.
         replace_with(path / "model.safetensors", lambda part: save_file(tensors, part, metadata))
         write_json(path / "config.json", contents.config)
@@ -321,8 +317,10 @@ def replace_with(path: Path, save: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """An object as a JSON file; an empty one needs none."""
-    if value:
+    """An object as a JSON file; an empty one leaves none, not even an older one."""
+    if not value:
+        path.unlink(missing_ok=True)
+    else:
         text = json.dumps(value, indent=2, ensure_ascii=False)
         replace_with(path, lambda part: part.write_text(text, "utf-8"))
 

@@ -13,7 +13,7 @@ from vitrail.errors import VitrailError
 from vitrail.model.positions import Interpolation, sincos
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import SIZES, Architecture, name
-from vitrail.model.vit import ViTArchitecture
+from vitrail.model.vit import ViTArchitecture, grid_for, stride_of
 from vitrail.weights.files import Contents
 from vitrail.weights.layout import Entry
 
@@ -59,27 +59,42 @@ class Format:
         return architecture
 
 
-WITH_SLOT, EITHER, WITHOUT_SLOT = (True,), (False, True), (False,)
+WITH_SLOT, EITHER, WITHOUT_SLOT = (True,), (True, False), (False,)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """How a model cuts its images."""
+
+    side: int
+    backbone: tuple[int, ...] | None = None
+
+    def count(self, size: Size) -> int:
+        rows, columns = grid_for(size, self.side, self.backbone)
+        return rows * columns
 
 
 def grid_of(
-    slots: int, choices: tuple[bool, ...], stride: int, size: Size | None
+    slots: int, choices: tuple[bool, ...], patches: Patches, told: Size | None, wish: Size | None
 ) -> tuple[Size, bool]:
     """Image size and whether the first slot is the class token's, from a table's length.
 
-    Where `size` fits it decides. Otherwise images are taken to be square, as nearly all are: no
-    count is a square both with and without a class slot. The sides of a rectangle are not in the
-    tensors and must be told.
+    What the file itself has told decides. Otherwise images are taken to be square, as nearly all
+    are. Only where that fails may the size that the user wishes for be the one the table was made
+    for: mostly it is asked for to change it. A slot for the class token is tried first, being the
+    rule.
     """
-    if size is not None:
-        patches = (size[0] // stride) * (size[1] // stride)
+    if told is not None:
         for slot in choices:
-            if slots == patches + slot:
-                return size, slot
+            if slots == patches.count(told) + slot:
+                return told, slot
     for slot in choices:
         side = math.isqrt(slots - slot)
         if side * side == slots - slot:
-            return (side * stride, side * stride), slot
+            pixels = side * patches.side * stride_of(patches.backbone)
+            return (pixels, pixels), slot
+        if wish is not None and slots == patches.count(wish) + slot:
+            return wish, slot
     raise VitrailError(
         f"{slots} positions are no square grid; say size=(rows, columns) of the images they are for"
     )

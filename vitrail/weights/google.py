@@ -13,12 +13,13 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
-from vitrail.model.vit import ViTArchitecture, stride_of
+from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
     EITHER,
     WITHOUT_SLOT,
     Format,
+    Patches,
     Size,
     Tensors,
     count,
@@ -140,9 +141,9 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
     if POSITIONS not in tensors:  # fixed waves are not stored
         size = size or (224, 224)
         return ViTArchitecture(**known, positions="sincos", class_slot=False, size=size)
-    stride = stride_of(patch, backbone)
     slots = tensors[POSITIONS].shape[1]
-    size, slot = grid_of(slots, EITHER if "cls" in tensors else WITHOUT_SLOT, stride, size)
+    choices = EITHER if "cls" in tensors else WITHOUT_SLOT
+    size, slot = grid_of(slots, choices, Patches(patch, backbone), contents.size, size)
     return ViTArchitecture(**known, class_slot=slot, size=size)
 
 

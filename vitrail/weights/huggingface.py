@@ -1,7 +1,8 @@
 """transformers' names: ViT (either generation of names) and BiT."""
 
+import math
 import re
-from typing import Any
+from typing import Any, Literal
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
@@ -12,6 +13,7 @@ from vitrail.weights.files import Contents
 from vitrail.weights.format import (
     WITH_SLOT,
     Format,
+    Patches,
     Size,
     Tensors,
     beyond_the_class_token,
@@ -27,7 +29,7 @@ from vitrail.weights.layout import SLOT, Entry, entry, stacked, torch_module
 
 GELUS = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
 # Pillow's numbers for the filters, as preprocessor_config.json has them.
-FILTERS = {2: "bilinear", 3: "bicubic"}
+FILTERS: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
 
 # Since version 5 the modules of a ViT in memory have other names than its files.
 MEMORY_NAMES = (
@@ -55,7 +57,7 @@ def normalise(tensors: Tensors) -> Tensors:
     """The names in files, without the prefix of the model inside a classifier."""
     named: Tensors = {}
     for key, x in tensors.items():
-        key = key.removeprefix("vit.").removeprefix("bit.")
+        key = re.sub(r"^(vit|deit|bit)\.", "", key)
         for pattern, file_name in MEMORY_NAMES:
             key = re.sub(pattern, file_name, key)
         named[key] = x
@@ -65,6 +67,9 @@ def normalise(tensors: Tensors) -> Tensors:
 def describe(contents: Contents, size: Size | None) -> Architecture:
     """The architecture, with what config.json says of GELU and epsilon."""
     tensors, config = contents.tensors, contents.config
+    kind = config.get("model_type", "vit")
+    if kind not in ("vit", "deit", "bit"):
+        raise VitrailError(f"{contents.path} is transformers' '{kind}'; only vit and bit are known")
     if "embedder.convolution.weight" in tensors:
         if config.get("layer_type", "preactivation") != "preactivation":
             raise VitrailError(f"{contents.path}: only BiT's own pre-activation ResNet is known")
@@ -76,7 +81,7 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
     told = config.get("image_size")
     told = (told, told) if isinstance(told, int) else told and tuple(told)
     slots = tensors["embeddings.position_embeddings"].shape[1]
-    size, slot = grid_of(slots, WITH_SLOT, patch, size or told)
+    size, slot = grid_of(slots, WITH_SLOT, Patches(patch), contents.size or told, size)
     return ViTArchitecture(
         width=width,
         depth=depth,
@@ -162,17 +167,24 @@ def prefix(a: Architecture, tensors: Tensors) -> Tensors:
     return {key if key.startswith("classifier.") else inner + key: x for key, x in tensors.items()}
 
 
-def preprocessing(contents: Contents, a: Architecture) -> Preprocessing:
-    """What preprocessor_config.json says; else ViTImageProcessor's defaults."""
+def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
+    """What preprocessor_config.json says, if it can be followed; else ViTImageProcessor's."""
     told = contents.preprocessor
     half = [0.5] * a.channels
-    size = told.get("size", {})
+    size = told.get("size", {"height": a.size[0], "width": a.size[1]})
+    crop = told.get("crop_size") if told.get("do_center_crop") else size
     edge = size.get("shortest_edge", 0) if isinstance(size, dict) else 0
-    crop = told.get("crop_size") if told.get("do_center_crop") else None
+    steps = all(told.get(f"do_{step}", True) for step in ("resize", "rescale", "normalize"))
+    filtered = FILTERS.get(told.get("resample", 2))
+    whole = {"height": a.size[0], "width": a.size[1]}
+    scaled = math.isclose(told.get("rescale_factor", 1 / 255), 1 / 255, rel_tol=1e-3)
+    if not steps or not scaled or filtered is None or crop not in (whole, a.size[0]):
+        return None
     return Preprocessing(
-        size=(crop["height"], crop["width"]) if isinstance(crop, dict) else a.size,
+        size=a.size,
         short_side=int(edge),
-        interpolation=FILTERS.get(told.get("resample", 2), "bilinear"),  # type: ignore[arg-type]
+        interpolation=filtered,
+        antialias=told.get("antialias", True),
         mean=tuple(told.get("image_mean", half)),
         std=tuple(told.get("image_std", half)),
     )
@@ -202,6 +214,8 @@ def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         "label2id": {label: i for i, label in enumerate(names)},
         "num_channels": a.channels,
     }
+    if isinstance(a, ViTArchitecture) and model.origin != HUGGINGFACE.name:
+        a = HUGGINGFACE.numerics(a)
     config |= bit_config(a) if isinstance(a, ResNetArchitecture) else vit_config(a)
     if pre is None:
         return config, {}
@@ -215,6 +229,7 @@ def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         "do_center_crop": bool(pre.short_side),
         "crop_size": size,
         "resample": filters[pre.interpolation],
+        "antialias": pre.antialias,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
@@ -232,8 +247,8 @@ def vit_config(a: ViTArchitecture) -> dict[str, Any]:
         "num_hidden_layers": a.depth,
         "num_attention_heads": a.heads,
         "intermediate_size": a.mlp,
-        "hidden_act": "gelu",
-        "layer_norm_eps": HUGGINGFACE.eps,
+        "hidden_act": "gelu" if a.gelu == "erf" else "gelu_pytorch_tanh",
+        "layer_norm_eps": a.eps,
         "image_size": a.size[0] if a.size[0] == a.size[1] else list(a.size),
         "patch_size": a.patch,
         "qkv_bias": True,

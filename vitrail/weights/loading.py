@@ -1,7 +1,9 @@
 """`load` and `save`: a model from any known checkpoint, and any known checkpoint from a model."""
 
 import os
+import re
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,8 @@ from vitrail.weights.timm import TIMM
 from vitrail.weights.torchvision import TORCHVISION
 
 FORMATS = {known.name: known for known in (GOOGLE, TIMM, HUGGINGFACE, TORCHVISION)}
+POSITIONS = r"^positions\.\d+\.(table|rows|columns)$|\.relative\.table$|\.offsets$"
+CONTAINERS = {".npz", ".safetensors", ".pt", ".pth", ".bin"}
 FormatName = Literal["google", "timm", "huggingface", "torchvision", "vitrail"]
 
 
@@ -37,21 +41,30 @@ class MismatchError(VitrailError):
     def __init__(self, path: Path, found: Tensors, expected: Tensors) -> None:
         self.missing = [key for key in expected if key not in found]
         self.unexpected = [key for key in found if key not in expected]
+        had, wanted = kinds(found), kinds(expected)
         self.misshapen = [
-            f"{key} {tuple(found[key].shape)} instead of {tuple(x.shape)}"
-            for key, x in expected.items()
-            if key in found and found[key].shape != x.shape
+            f"{key} {had[key]} instead of {wanted[key]}"
+            for key in wanted
+            if key in had and had[key] != wanted[key]
         ]
-        kinds = ("missing", "unexpected", "misshapen")
-        named = {kind: keys for kind in kinds if (keys := getattr(self, kind))}
+        parts = ("missing", "unexpected", "misshapen")
+        named = {kind: keys for kind in parts if (keys := getattr(self, kind))}
         told = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in named.items()]
         super().__init__(f"{path} does not fit its architecture; {'; '.join(told)}")
 
 
 def check(path: Path, found: Tensors, expected: Tensors) -> None:
     """Nothing, or a `MismatchError`; `expected` may be without numbers."""
-    if {key: x.shape for key, x in found.items()} != {key: x.shape for key, x in expected.items()}:
+    if kinds(found) != kinds(expected):
         raise MismatchError(path, found, expected)
+
+
+def kinds(tensors: Tensors) -> dict[str, str]:
+    """Shape of each tensor, and whether it holds whole numbers."""
+    return {
+        key: f"{tuple(x.shape)}{'' if x.is_floating_point() else ' of integers'}"
+        for key, x in tensors.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +130,21 @@ def to_model(checkpoint: Checkpoint) -> Classifier:
     with torch.device("meta"):
         model = build(checkpoint.architecture)
     check(checkpoint.path, checkpoint.tensors, model.state_dict())
-    tensors = {key: x.contiguous() for key, x in checkpoint.tensors.items()}
+    tensors = {key: x.contiguous() for key, x in one_precision(checkpoint.tensors).items()}
     model.load_state_dict(tensors, assign=True)
+    model.origin = checkpoint.format
     model.labels = checkpoint.labels
     model.preprocess = checkpoint.preprocessing
     return model.eval()
+
+
+def one_precision(tensors: Tensors) -> Tensors:
+    """Tensors of several precisions in the widest of them: a layer cannot compute with two."""
+    precisions = {x.dtype for x in tensors.values() if x.is_floating_point()}
+    if len(precisions) < 2:
+        return tensors
+    widest = reduce(torch.promote_types, precisions)
+    return {key: x.to(widest) if x.is_floating_point() else x for key, x in tensors.items()}
 
 
 def with_options(architecture: Architecture, options: dict[str, Any]) -> Architecture:
@@ -147,11 +170,16 @@ def resolve(source: str | Path) -> tuple[Path, Published | None]:
     raise VitrailError(f"'{source}' is neither a file nor a published name{hint}")
 
 
-def read(path: Path, size: Size | None = None) -> Checkpoint:
-    """Recognise a checkpoint and put it into our terms."""
-    contents = files.read(path)
+def read(path: Path, wish: Size | None = None, known_size: Size | None = None) -> Checkpoint:
+    """Recognise a checkpoint and put it into our terms.
+
+    `wish` is the size the user wants, `known_size` that of the images the file is for, where the
+    caller knows it.
+    """
+    contents = replace(files.read(path), size=known_size)
     if native.recognise(contents):
         architecture, labels, preprocessing = native.describe(contents)
+        check(path, contents.tensors, shapes(architecture))
         return Checkpoint(
             path=path,
             format="vitrail",
@@ -162,7 +190,7 @@ def read(path: Path, size: Size | None = None) -> Checkpoint:
         )
     for known in FORMATS.values():
         if known.recognise(contents):
-            return translate(known, contents, size)
+            return translate(known, contents, wish)
     shown = ", ".join(list(contents.tensors)[:3]) or "nothing"
     raise VitrailError(
         f"{path} is no checkpoint of a known architecture (it holds {shown} …); "
@@ -170,12 +198,12 @@ def read(path: Path, size: Size | None = None) -> Checkpoint:
     )
 
 
-def translate(known: Format, contents: Contents, size: Size | None) -> Checkpoint:
+def translate(known: Format, contents: Contents, wish: Size | None) -> Checkpoint:
     """Their tensors under our names, with the architecture they imply."""
     # Tensors and config.json may hold anything: whatever they upset is one line about this file.
     with files.parsing(contents.path, f"{known.name} checkpoint"):
         contents = replace(contents, tensors=known.normalise(contents.tensors))
-        architecture = known.describe(contents, size)
+        architecture = known.describe(contents, wish)
         if isinstance(architecture, ViTArchitecture):
             told: dict[str, Any] = {"interpolation": known.interpolation}
             architecture = replace(
@@ -222,7 +250,7 @@ def resized(checkpoint: Checkpoint, size: Size) -> Checkpoint:
     wanted = shapes(new)
     tensors = dict(checkpoint.tensors)
     for key, table in tensors.items():
-        if key not in wanted or table.shape == wanted[key].shape:
+        if not re.search(POSITIONS, key):
             continue
         if table.ndim == 2:  # rows, columns, offsets: one axis each
             tensors[key] = resize_line(table, wanted[key].shape[0])
@@ -252,14 +280,22 @@ def fitted(preprocessing: Preprocessing, size: Size) -> Preprocessing:
 
 def save(model: Classifier, path: str | Path, to: FormatName = "vitrail") -> None:
     """Write the model in a format; an architecture the format cannot hold is named in the error."""
-    files.write(contents(model, Path(path), to))
+    path = Path(path)
+    model = getattr(model, "_orig_mod", model)  # what torch.compile was given
+    if not isinstance(model, Classifier) or any(x.is_meta for x in model.parameters()):
+        raise VitrailError(f"cannot save {type(model).__name__}: expected a model with weights")
+    if model.preprocess is not None and not isinstance(model.preprocess, Preprocessing):
+        raise VitrailError("cannot save a preprocess that is not vitrail's Preprocessing")
+    # A folder's name may have a dot in it, and transformers' checkpoints are folders.
+    named = to == "huggingface" and path.suffix not in CONTAINERS
+    files.write(contents(model, path, to), folder=path.is_dir() or named)
 
 
 def contents(model: Classifier, path: Path, to: FormatName) -> Contents:
     """What the file or folder of that format will hold."""
     tensors = {key: x.detach().cpu() for key, x in model.state_dict().items()}
     if to == "vitrail":
-        if path.suffix not in (".safetensors", ""):
+        if path.suffix not in (".safetensors", "") and not path.is_dir():
             raise VitrailError(
                 f"Vitrail's own format is .safetensors or a folder, not '{path.name}'"
             )
@@ -274,10 +310,26 @@ def contents(model: Classifier, path: Path, to: FormatName) -> Contents:
     architecture, tensors = target.adapt(model.architecture, tensors)
     matched = place(target, architecture, tensors)
     config, preprocessor = target.sidecars(model)
-    return Contents(
+    found = Contents(
         path=path,
         tensors=target.spell(architecture, to_theirs(matched, tensors)),
         metadata={"format": "pt"},
         config=config,
         preprocessor=preprocessor,
     )
+    if path.suffix in CONTAINERS - {".safetensors"} and not path.is_dir():
+        refuse_unreadable(target, found, architecture)
+    return found
+
+
+def refuse_unreadable(target: Format, found: Contents, architecture: Architecture) -> None:
+    """Stop where a file without a config would be read as another model."""
+    bare = replace(found, config={}, tensors=target.normalise(found.tensors))
+    seen = target.describe(bare, architecture.size)
+    for what in ("heads", "pool", "size"):
+        has, reads = getattr(architecture, what, None), getattr(seen, what, None)
+        if has != reads:
+            raise VitrailError(
+                f"{found.path.name} would be read with {what} {reads} instead of {has}, since "
+                f"such a file cannot say; write a .safetensors file or a folder"
+            )

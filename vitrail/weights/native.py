@@ -6,7 +6,7 @@ from typing import Any
 from vitrail.data import preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model.variants import Architecture, from_dict, to_dict
-from vitrail.weights.files import Contents
+from vitrail.weights.files import Contents, parsing
 
 KEY = "vitrail"
 VERSION = 1
@@ -33,13 +33,13 @@ def describe(
     contents: Contents,
 ) -> tuple[Architecture, tuple[str, ...], preprocessing.Preprocessing | None]:
     """Architecture, classes and preprocessing, as `header` wrote them."""
-    try:
+    with parsing(contents.path, "header of Vitrail"):
         told = json.loads(contents.metadata[KEY])
-        version, labels, pre = told["version"], told["labels"], told["preprocessing"]
-        values = dict(told["architecture"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise VitrailError(f"{contents.path}: the header is broken ({error})") from None
-    if version != VERSION:
-        raise VitrailError(f"{contents.path} was written by a newer Vitrail (version {version})")
-    pre = None if pre is None else preprocessing.from_dict(pre)
-    return from_dict(values), tuple(map(str, labels)), pre
+        if told["version"] != VERSION:
+            raise VitrailError(f"{contents.path} was written by another version of Vitrail")
+        architecture = from_dict(dict(told["architecture"]))
+        labels = tuple(map(str, told["labels"]))
+        if labels and len(labels) != architecture.classes:
+            raise ValueError(f"{len(labels)} labels for {architecture.classes} classes")
+        pre = told["preprocessing"]
+        return architecture, labels, None if pre is None else preprocessing.from_dict(pre)

@@ -6,12 +6,13 @@ from typing import Any
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
-from vitrail.model.vit import ViTArchitecture, stride_of
+from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
     EITHER,
     WITHOUT_SLOT,
     Format,
+    Patches,
     Size,
     Tensors,
     count,
@@ -37,11 +38,10 @@ def recognise(contents: Contents) -> bool:
 
 
 def normalise(tensors: Tensors) -> Tensors:
-    """DINOv2's own files differ in two names; their mask token is not part of the classifier."""
-    named = {key: x for key, x in tensors.items() if key != "mask_token"}
-    if "register_tokens" in named:
-        named["reg_token"] = named.pop("register_tokens")
-    return named
+    """DINOv2's and DeiT-III's own files differ in a few names; a mask token is no classifier's."""
+    renamed = {"register_tokens": "reg_token"}
+    named = {renamed.get(key, key): x for key, x in tensors.items() if key != "mask_token"}
+    return {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", key): x for key, x in named.items()}
 
 
 def describe(contents: Contents, size: Size | None) -> Architecture:
@@ -76,10 +76,11 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
     }
     if "pos_embed" not in tensors:
         return ViTArchitecture(**known, positions="none", class_slot=False, size=size or (224, 224))
-    stride = stride_of(patch, backbone)
     slots = tensors["pos_embed"].shape[1]
     choices = EITHER if "cls_token" in tensors else WITHOUT_SLOT
-    size, slot = grid_of(slots, choices, stride, size or told_size(contents))
+    size, slot = grid_of(
+        slots, choices, Patches(patch, backbone), contents.size or told_size(contents), size
+    )
     return ViTArchitecture(**known, class_slot=slot, size=size)
 
 
@@ -195,9 +196,16 @@ def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
         size=a.size,
         short_side=0 if squeezed else int(min(a.size) / crop),
         interpolation=interpolation,
+        antialias=told.get("antialias", True),
         mean=tuple(told.get("mean", half)),
         std=tuple(told.get("std", half)),
     )
+
+
+def crop_of(pre: Preprocessing) -> float:
+    """The share that is kept; timm rounds size / share down, so aim between two pixels."""
+    side = min(pre.size)
+    return 1.0 if pre.short_side in (0, side) else side / (pre.short_side + 0.5)
 
 
 def labels(contents: Contents) -> tuple[str, ...]:
@@ -209,7 +217,8 @@ def labels(contents: Contents) -> tuple[str, ...]:
 def exceptions(contents: Contents) -> dict[str, Any]:
     """Some of timm's models have the tanh GELU, which only their name tells."""
     named = str(contents.config.get("architecture", ""))
-    return {"gelu": "tanh"} if re.search(TANH_GELU, named) else {}
+    told = (contents.config.get("model_args") or {}).get("act_layer")
+    return {"gelu": "tanh"} if told == "gelu_tanh" or re.search(TANH_GELU, named) else {}
 
 
 def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -220,11 +229,14 @@ def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(a, ViTArchitecture):
         config |= {"global_pool": {"class": "token", "mean": "avg", "attention": "map"}[a.pool]}
         config |= {"num_heads": a.heads}
+        if model.origin == TIMM.name and a.gelu == "tanh":
+            config |= {"model_args": {"act_layer": "gelu_tanh"}}
     if pre is not None:
         config["pretrained_cfg"] |= {
-            "crop_pct": min(pre.size) / (pre.short_side or min(pre.size)),
+            "crop_pct": crop_of(pre),
             "crop_mode": "center" if pre.short_side else "squash",
             "interpolation": pre.interpolation,
+            "antialias": pre.antialias,
             "mean": list(pre.mean),
             "std": list(pre.std),
         }

@@ -9,6 +9,7 @@ from vitrail.weights.files import Contents
 from vitrail.weights.format import (
     WITH_SLOT,
     Format,
+    Patches,
     Size,
     Tensors,
     beyond_the_class_token,
@@ -68,7 +69,8 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
     width, channels, patch, _ = tensors["conv_proj.weight"].shape
     depth = count(tensors, BLOCKS)
     hidden = tensors.get("heads.pre_logits.bias")
-    size, slot = grid_of(tensors["encoder.pos_embedding"].shape[1], WITH_SLOT, patch, size)
+    slots = tensors["encoder.pos_embedding"].shape[1]
+    size, slot = grid_of(slots, WITH_SLOT, Patches(patch), contents.size, size)
     return ViTArchitecture(
         width=width,
         depth=depth,
@@ -142,12 +144,11 @@ def refusal(a: Architecture) -> str:
 
 def preprocessing(contents: Contents, a: Architecture) -> Preprocessing:
     """torchvision's usual evaluation: the short side to 256 for 224 pixels, bilinear."""
-    return Preprocessing(
-        size=a.size,
-        short_side=round(min(a.size) * 256 / 224),
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-    )
+    short = round(min(a.size) * 256 / 224)
+    if a.channels != 3:
+        half = (0.5,) * a.channels
+        return Preprocessing(size=a.size, short_side=short, mean=half, std=half)
+    return Preprocessing(size=a.size, short_side=short, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
 TORCHVISION = Format(

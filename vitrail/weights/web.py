@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from vitrail.console import Advance, byte_progress, say
-from vitrail.errors import FailureError, VitrailError
+from vitrail.errors import FailureError, VitrailError, one_line
 
 CHUNK = 1 << 20
 """The most bytes read at once."""
@@ -124,9 +124,10 @@ def connect(url: str, part: "Part", stall: float, redirects: "Redirects") -> HTT
         if error.code == 416:  # the file has become shorter than the part
             part.drop()
         if error.code in {408, 416, 429} or error.code >= 500:
-            raise ConnectionError(f"{error.code} {error.reason}") from error
+            raise ConnectionError(f"{error.code} {one_line(error.reason)}") from error
         raise VitrailError(
-            f"{host_of(url)} answers {error.code} {error.reason} for {url}; check the address"
+            f"{host_of(url)} answers {error.code} {one_line(error.reason)} for {url}; "
+            "check the address"
         ) from error
 
 
@@ -344,9 +345,7 @@ def damaged(name: str, origin: str, damage: str) -> FailureError:
 
 def reason_of(error: BaseException) -> str:
     """One line about an error, whichever library it comes from."""
-    cause = error.reason if isinstance(error, URLError) else error
-    said = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-    return said.strip().splitlines()[0].rstrip(".")
+    return one_line(error.reason if isinstance(error, URLError) else error)
 
 
 def host_of(url: str) -> str:
