@@ -72,7 +72,8 @@ def one_line(attention, line):
         logits = torch.zeros(m, m, dtype=torch.float64)
         for i in range(m):
             for j in range(m):
-                rq, rk, _ = attention.offsets[i - j + m - 1].split([1, 1, 2])
+                rq = attention.offsets[i - j + m - 1][:1]
+                rk = attention.offsets[j - i + m - 1][1:2]
                 terms = (q[g, :, i] @ k[g, :, j], q[g, :, i] @ rq, k[g, :, j] @ rk)
                 for t, term in enumerate(terms):
                     logits[i, j] += term * scale[t * GROUPS + g] + shift[t * GROUPS + g]

@@ -785,3 +785,10 @@ def test_random_damage_never_gives_another_error(tmp_path: Path, container: str)
             )
         path.write_bytes(data)
         assert complaint(path).isprintable()
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.npz", "m.pth"])
+def test_written_files_are_as_readable_as_any_other(name: str, tmp_path: Path) -> None:
+    (tmp_path / "other").touch()
+    write(Contents(path=tmp_path / name, tensors={"a": torch.zeros(2)}))
+    assert (tmp_path / name).stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -79,7 +79,7 @@ class LineAttention(nn.Module):
         """Softmax over the sum of three normalised terms: content, query offset, key offset."""
         content = torch.einsum("b g c i, b g c j -> b g i j", q, k)
         query = torch.einsum("b g c i, i j c -> b g i j", q, rq)
-        key = torch.einsum("b g c j, i j c -> b g i j", k, rk)
+        key = torch.einsum("b g c j, j i c -> b g i j", k, rk)  # the offset as the key sees it
         logits = self.logits_norm(torch.cat([content, query, key], 1))
         return logits.unflatten(1, (3, GROUPS)).sum(1).softmax(-1)
 

@@ -305,7 +305,10 @@ def replace_with(path: Path, save: Callable[[Path], object]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        mode = part.stat().st_mode  # what the user's umask allows; safetensors keeps files private
         save(part)
+        part.chmod(mode)
         part.replace(path)
     except (OSError, SafetensorError) as error:
         raise FailureError(
