@@ -36,8 +36,12 @@ NUMBERS = {
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
 }
 
-# Where training scripts put the weights inside a larger checkpoint.
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+"""What a folder may call its weights; the first that it has is taken."""
+
+# What DataParallel and torch.compile put before every name.
 WRAPPED = r"^(module\.|_orig_mod\.)+"
+# Where training scripts put the weights inside a larger checkpoint.
 WRAPPERS = ("model_ema", "state_dict_ema", "model", "state_dict")
 
 
@@ -82,8 +86,7 @@ def read_folder(folder: Path) -> Contents:
 
 def weights_in(folder: Path) -> list[Path]:
     """The file of a folder's weights, or the several that an index lists."""
-    names = ("model.safetensors", "pytorch_model.bin")
-    for path in (folder / name for name in names):
+    for path in (folder / name for name in WEIGHTS):
         if path.is_file():
             return [path]
         if index := read_json(path.with_name(f"{path.name}.index.json")):
@@ -92,7 +95,7 @@ def weights_in(folder: Path) -> list[Path]:
                 if not shards or any(Path(shard).name != shard for shard in shards):
                     raise VitrailError(f"{path}'s index names files outside its folder")
                 return [folder / shard for shard in shards]
-    raise VitrailError(f"{folder} holds no weights; expected {' or '.join(names)} in it")
+    raise VitrailError(f"{folder} holds no weights; expected {' or '.join(WEIGHTS)} in it")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.errors import FailureError, VitrailError
+from vitrail.weights.files import WEIGHTS
 from vitrail.weights.web import damage_of, damaged, host_of, reason_of
-
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""What a repository may call its weights; the first that it has is taken."""
 
 
 @dataclass(frozen=True)
