@@ -12,8 +12,10 @@ PUBLIC = {
     "VitrailError": "vitrail.errors",
     "convert": "vitrail.weights.converting",
     "create": "vitrail.model",
+    "evaluate": "vitrail.commands",
     "load": "vitrail.weights.loading",
     "save": "vitrail.weights.loading",
+    "train": "vitrail.commands",
 }
 
 __all__ = [*PUBLIC, "__version__"]

@@ -35,14 +35,38 @@ class Verbs(click.Group):
 def main() -> None:
     """The Vision Transformer paper as one tool.
 
-    MODEL is a weights file or folder in any supported format (Google .npz, timm, Hugging Face
-    transformers, torchvision, Vitrail's own), or a published name that `vitrail models` lists.
+    MODEL is a run folder, a weights file or folder in any supported format (Google .npz, timm,
+    Hugging Face transformers, torchvision, Vitrail's own), or a published name that `vitrail
+    models` lists. DATA is a folder with one sub-folder per class (also train/ val/ test/ above
+    them), tar shards, or a catalogue name (digits, cifar10, flower_photos, pets, …). SETTINGS are
+    section.key=value; `vitrail config` explains every one.
     """
+
+
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+DEVICE = click.option("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps.")
+SPLIT = click.option(
+    "--split",
+    type=click.Choice(["train", "val", "test"]),
+    default="test",
+    show_default=True,
+    help="The part of the data.",
+)
+SETTINGS = click.argument("settings", nargs=-1, metavar="[SETTINGS]...")
+
+
+@main.command()
+@click.option("--out", default="runs/demo", show_default=True, help="The run folder.")
+def demo(out: str) -> None:
+    """The whole story on embedded data, on a CPU, in about a minute."""
+    from vitrail.commands import demo
+
+    demo(out)
 
 
 @main.command()
 @click.argument("pattern", default="")
-@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@AS_JSON
 def models(pattern: str, as_json: bool) -> None:
     """Every variant and published checkpoint: parameters, GMACs, published accuracy.
 
@@ -75,6 +99,100 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 
 
 @main.command()
+@click.argument("recipe", default="")
+@SETTINGS
+def config(recipe: str, settings: tuple[str, ...]) -> None:
+    """Every setting, explained; the output is itself a recipe.
+
+    Without RECIPE: the names of all recipes.
+    """
+    from vitrail import settings as recipes
+
+    if not recipe:
+        click.echo("\n".join(recipes.recipes()))
+    else:
+        click.echo(recipes.to_toml(recipes.load(recipe, settings)), nl=False)
+
+
+@main.command()
+@click.argument("what", metavar="RECIPE|FOLDER")
+@SETTINGS
+@click.option("--out", help="The run folder; by default runs/ and a name made of the settings.")
+@click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
+@DEVICE
+def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, device: str) -> None:
+    """Pre-train or fine-tune: the recipe decides.
+
+    A FOLDER of labelled pictures (or any DATA) is short for the recipe finetune/folder with
+    data.source=FOLDER. A run folder with --resume goes on with that run.
+    """
+    from vitrail.commands import train
+
+    run = train(what, settings, out=out, resume=resume, device=device)
+    if run.info().get("status") == "stopped":
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("what", metavar="RECIPE|FOLDER")
+@SETTINGS
+@click.option("--seeds", default=3, show_default=True, help="Runs with the chosen settings.")
+@click.option("--out", help="The folder of all its runs.")
+@DEVICE
+@AS_JSON
+def sweep(
+    what: str,
+    settings: tuple[str, ...],
+    seeds: int,
+    out: str | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Grid on a held-out part of train, retrain on all of train, test once per seed.
+
+    A setting with a list is tried at each value: optim.lr=[0.003,0.01,0.03]. The same command
+    goes on where an interrupted sweep stopped.
+    """
+    from vitrail.commands import sweep
+
+    result = sweep(what, settings, seeds=seeds, out=out, device=device)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for row in result["seeds"]:
+        click.echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
+    spread = "" if result["std"] is None else f" ± {100 * result['std']:.2f}"
+    click.echo(
+        f"test {100 * result['mean']:.2f}{spread} % (n = {result['n']:,}, {seeds} seeds)  "
+        f"report {result['report']}"
+    )
+
+
+@main.command()
+@click.argument("model")
+@click.argument("data")
+@SPLIT
+@click.option("--batch", default=64, show_default=True, help="Pictures at a time.")
+@click.option("--workers", default=0, show_default=True, help="Processes that decode.")
+@DEVICE
+@AS_JSON
+def evaluate(
+    model: str, data: str, split: str, batch: int, workers: int, device: str, as_json: bool
+) -> None:
+    """Top-1, top-5, per-class precision, recall and F1, confusion, calibration."""
+    from vitrail.commands import evaluate
+    from vitrail.evaluation.presentation import show
+
+    result = evaluate(model, data, split=split, batch=batch, workers=workers, device=device)
+    if as_json:
+        for mistake in result["mistakes"]:
+            mistake.pop("thumbnail", None)
+        click.echo(json.dumps(result, ensure_ascii=False))
+    else:
+        show(result)
+
+
+@main.command()
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option(
@@ -84,7 +202,7 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
     help="The format to write.",
 )
 @click.option("--size", help="Interpolate the positions to images of SIDE or ROWSxCOLUMNS pixels.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
+@AS_JSON
 def convert(source: str, target: Path, to: Any, size: str | None, as_json: bool) -> None:
     """Any published checkpoint format to any other, with a numeric parity report.
 
@@ -109,3 +227,43 @@ def parse_size(text: str) -> int | tuple[int, int]:
     if not match or int(match[1]) < 1:
         raise VitrailError(f"--size {text}: expected pixels, as 384 or 384x512")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", help="Where a comparison of several runs goes.  [default: report.html]")
+def report(runs: tuple[str, ...], out: str | None) -> None:
+    """report.html of a run; several runs give one comparison."""
+    from vitrail.commands import report
+
+    click.echo(report(runs, out))
+
+
+@main.command()
+@click.argument("folder", default="runs")
+@AS_JSON
+def runs(folder: str, as_json: bool) -> None:
+    """The table of runs below FOLDER (runs/ by default)."""
+    from vitrail.console import table
+    from vitrail.runs import find, row
+
+    rows = [row(run) for run in find(Path(folder))]
+    if as_json:
+        click.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    if not rows:
+        raise VitrailError(f"no runs below {folder}; `vitrail demo` makes one in a minute")
+    columns = ("run", "status", "top-1", "n", "part", "parameters", "time", "started")
+    table(columns, [runs_row(row) for row in rows])
+
+
+def runs_row(row: dict[str, Any]) -> Sequence[str]:
+    """A line of the table."""
+    from vitrail.console import duration
+
+    top1 = "" if row["top1"] is None else f"{100 * row['top1']:.2f} %"
+    parameters = "" if row["parameters"] is None else f"{row['parameters']:,}"
+    return (
+        *(row["run"], row["status"], top1, f"{row['n']:,}" if row["n"] else "", row["split"]),
+        *(parameters, duration(row["seconds"]), row["started"]),
+    )

@@ -1,16 +1,18 @@
 """Each family's evaluation preprocessing, against that family's own code."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.models import ViT_B_16_Weights
 from transformers import ViTImageProcessor
 
 import vitrail
 from tests.models import small
-from vitrail.data.preprocessing import Preprocessing, from_dict
+from vitrail.data.preprocessing import Preprocessing, decode, from_dict, open_picture, upright
 from vitrail.errors import VitrailError
 
 
@@ -114,3 +116,106 @@ def test_a_broken_picture_is_one_line(tmp_path):
         with pytest.raises(VitrailError, match=name) as error:
             Preprocessing()(tmp_path / name)
         assert "\n" not in str(error.value)
+
+
+# The pixels that every model is shown
+
+
+def test_transparent_pixels_are_white_whatever_lies_beneath():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4, 4), dtype=np.uint8)
+    pixels[:2, :, 3], pixels[2:, :, 3] = 0, 255
+    shown = np.asarray(upright(Image.fromarray(pixels)))
+    assert (shown[:2] == 255).all()
+    assert (shown[2:] == pixels[2:, :, :3]).all()
+
+
+@pytest.mark.parametrize("transparency", [3, bytes([255, 255, 255, 0])])
+def test_a_palette_may_have_transparent_colours(tmp_path, transparency):
+    picture = Image.new("P", (4, 1))
+    picture.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 1, 2, 3])
+    picture.putdata([0, 1, 2, 3])
+    picture.save(tmp_path / "p.png", transparency=transparency)
+    shown = np.asarray(open_picture(tmp_path / "p.png"))[0].tolist()
+    assert shown == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [255, 255, 255]]
+
+
+def test_sixteen_bits_and_a_transparent_grey_are_read(tmp_path):
+    wide = Image.fromarray(np.array([[0, 257 * 100, 65535]], dtype=np.uint16))
+    wide.save(tmp_path / "wide.png")
+    assert np.asarray(open_picture(tmp_path / "wide.png"))[0, :, 0].tolist() == [0, 100, 255]
+    Image.fromarray(np.array([[0, 100]], dtype=np.uint8)).save(tmp_path / "l.png", transparency=0)
+    assert np.asarray(open_picture(tmp_path / "l.png"))[0, :, 1].tolist() == [255, 100]
+
+
+def test_inks_become_colours(tmp_path):
+    Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(tmp_path / "ink.jpg", quality=100)
+    red, green, blue = open_picture(tmp_path / "ink.jpg").getpixel((4, 4))
+    assert red < 20
+    assert min(green, blue) > 235
+
+
+def test_the_first_picture_of_several_is_shown(tmp_path):
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    for name in ("a.gif", "a.webp", "a.png", "a.tif"):
+        lossless = {"lossless": True} if name == "a.webp" else {}
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], **lossless)
+        assert open_picture(tmp_path / name).getpixel((0, 0)) == (255, 0, 0), name
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp"])
+def test_every_way_to_hold_a_camera_is_undone_and_only_once(tmp_path, turn, suffix):
+    picture = noise(16, 24)
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    lossless = {"lossless": True} if suffix == "webp" else {}
+    picture.save(tmp_path / f"a.{suffix}", exif=exif, **lossless)
+    shown = open_picture(tmp_path / f"a.{suffix}")
+    with Image.open(tmp_path / f"a.{suffix}") as image:
+        expected = ImageOps.exif_transpose(image)
+    assert shown.size == ((24, 16) if turn < 5 else (16, 24))
+    assert shown.tobytes() == expected.tobytes()
+    assert upright(shown).tobytes() == shown.tobytes()
+
+
+def test_a_damaged_note_of_the_camera_costs_the_turn_not_the_picture(tmp_path):
+    picture = noise(16, 24)
+    for number, exif in enumerate(
+        (b"Exif\0\0rubbish", b"Exif\0\0MM\0*\0\0\0\x08\0\xff" + b"\x01\x12" * 9)
+    ):
+        picture.save(tmp_path / f"{number}.jpg", exif=exif, quality=95)
+        assert open_picture(tmp_path / f"{number}.jpg").size == (24, 16)
+
+
+def test_large_is_read_and_huge_is_one_line(tmp_path, monkeypatch):
+    noise(64, 64).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 - 1)
+    assert open_picture(tmp_path / "a.png").size == (64, 64)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 // 2 - 1)
+    with pytest.raises(VitrailError, match=r"a\.png cannot be decoded: Image size \(4096 pixels\)"):
+        open_picture(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp", "tif", "bmp", "ppm"])
+def test_no_damage_gets_past_as_anything_but_one_line(suffix):
+    file = io.BytesIO()
+    noise(32, 40).save(file, Image.registered_extensions()[f".{suffix}"])
+    whole = file.getvalue()
+    rng = np.random.default_rng(0)
+    broken = 0
+    for _ in range(60):
+        data = bytearray(whole[: rng.integers(1, len(whole))])
+        for place in rng.integers(0, len(data), 4):
+            data[place] = rng.integers(256)
+        try:
+            decode(io.BytesIO(data), "x")
+        except VitrailError as error:
+            broken += 1
+            if not str(error).startswith("x ") or "\n" in str(error):
+                raise
+    assert broken > 20
+
+
+def test_colours_that_cannot_be_converted_are_one_line():
+    with pytest.raises(VitrailError, match="the picture cannot be decoded: conversion"):
+        Preprocessing()(Image.new("La", (4, 4)))

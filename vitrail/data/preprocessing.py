@@ -1,21 +1,52 @@
 """From a picture to the tensor a model was trained on; the description travels with the weights."""
 
-from collections.abc import Callable
+import struct
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, one_line
 
 Colour = tuple[float, ...]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What Pillow's decoders raise, one or another, at bytes that are not what they should be."""
+
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes each orientation that a camera can note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +77,9 @@ class Preprocessing:
             raise VitrailError(f"expected a picture, array or path, not {type(image).__name__}")
         if len(self.mean) not in (1, 3):
             raise VitrailError(f"pictures have 1 or 3 channels, this model takes {len(self.mean)}")
-        upright = eight_bits(ImageOps.exif_transpose(image))
-        return self.transform()(upright.convert("RGB" if len(self.mean) == 3 else "L"))
+        with readable("the picture"):
+            rgb = upright(image)
+        return self.transform()(rgb if len(self.mean) == 3 else rgb.convert("L"))
 
     def transform(self) -> Callable[[Any], Tensor]:
         """The steps on a PIL image, from torchvision."""
@@ -85,6 +117,41 @@ def from_dict(values: dict[str, Any]) -> Preprocessing:
     return Preprocessing(**values | tuples)
 
 
+def open_picture(path: Path) -> Image.Image:
+    """The picture in a file, `upright`; or one line that says why there is none."""
+    return decode(path, str(path))
+
+
+def decode(file: Path | BytesIO, name: str) -> Image.Image:
+    """The picture in a file or in its bytes, the first one of several, `upright`."""
+    with readable(name), Image.open(file) as image:
+        image.load()
+        return upright(image)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The pixels that every model is shown, in training as in use: turned as the camera says,
+    on white where they are transparent, 8 bits, RGB."""
+    if (turn := TURNS.get(orientation(image))) is not None:
+        image = image.transpose(turn)
+    image = eight_bits(image)
+    if image.has_transparency_data:
+        # What lies under transparent pixels is often garbage, and nobody has ever seen it.
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    rgb = image.convert("RGB")
+    rgb.info = {}  # or the picture would be turned again by whoever reads it there
+    return rgb
+
+
+def orientation(image: Image.Image) -> int:
+    """How the camera was held. A damaged note costs the turn, not the picture."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except UNREADABLE:
+        return 1
+
+
 def eight_bits(image: Image.Image) -> Image.Image:
     """Sixteen bits scaled down to eight; Pillow's own conversion would cut all above 255 off."""
     if not image.mode.startswith("I"):
@@ -92,15 +159,25 @@ def eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
 
 
-def open_picture(path: Path) -> Image.Image:
-    """The decoded picture, or one line that says why there is none."""
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turns all that decoding may raise into one line, and leaves out what it only warns of."""
     try:
-        with Image.open(path) as image:
-            image.load()
-            return image
+        with quiet():
+            yield
+    except VitrailError:
+        raise
     except FileNotFoundError:
-        raise VitrailError(f"{path} does not exist") from None
+        raise VitrailError(f"{name} does not exist") from None
     except UnidentifiedImageError:
-        raise VitrailError(f"{path} is not a picture") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise VitrailError(f"{path} cannot be decoded: {error}") from None
+        raise VitrailError(f"{name} is not a picture") from None
+    except UNREADABLE as error:
+        raise VitrailError(f"{name} cannot be decoded: {one_line(error)}") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Pillow's warnings: of odd notes in good pictures, and of merely large ones."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield

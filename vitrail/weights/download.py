@@ -1,16 +1,9 @@
-"""Addresses → local files: each arrives whole and checked, or not at all."""
+"""Addresses of weights → local files or folders: each arrives whole and checked, or not at all."""
 
-import os
 from pathlib import Path
 
+from vitrail.web import PATIENCE, Patience, fetch_file
 from vitrail.weights.hub import Repository
-from vitrail.weights.web import PATIENCE, download, on_disk, place
-from vitrail.weights.web import Patience as Patience
-
-
-def cache() -> Path:
-    """Where fetched files are kept: `$VITRAIL_CACHE`, else `~/.cache/vitrail`."""
-    return Path(os.environ.get("VITRAIL_CACHE") or "~/.cache/vitrail").expanduser()
 
 
 def fetch(source: str, folder: Path | None = None, patience: Patience = PATIENCE) -> Path:
@@ -21,9 +14,4 @@ def fetch(source: str, folder: Path | None = None, patience: Patience = PATIENCE
     """
     if source.startswith("hub:"):
         return Repository.parse(source, folder).fetch()
-    target = place(source, folder or cache())
-    with on_disk(target):
-        fetched = target.exists()
-    if not fetched:
-        download(source, target, patience)
-    return target
+    return fetch_file(source, folder, patience)

@@ -312,6 +312,8 @@ def replace_with(path: Path, save: Callable[[Path], object]) -> None:
         mode = part.stat().st_mode  # what the user's umask allows; safetensors keeps files private
         save(part)
         part.chmod(mode)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
         part.replace(path)
     except (OSError, SafetensorError) as error:
         raise FailureError(

@@ -44,6 +44,21 @@ class Patience:
 PATIENCE = Patience()
 
 
+def cache() -> Path:
+    """Where fetched files are kept: `$VITRAIL_CACHE`, else `~/.cache/vitrail`."""
+    return Path(os.environ.get("VITRAIL_CACHE") or "~/.cache/vitrail").expanduser()
+
+
+def fetch_file(url: str, folder: Path | None = None, patience: Patience = PATIENCE) -> Path:
+    """The file behind an address, fetched unless `folder` (or the cache) has it already."""
+    target = place(url, folder or cache())
+    with on_disk(target):
+        fetched = target.exists()
+    if not fetched:
+        download(url, target, patience)
+    return target
+
+
 def place(url: str, folder: Path) -> Path:
     """Where a file is kept: host and path count, since one bucket holds three `ViT-B_16.npz`."""
     parts = re.fullmatch(r"https?://([^/?#:]+(?::\d+)?)/([^?#]*[^/?#])(\?[^#]*)?(#.*)?", url)

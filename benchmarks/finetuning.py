@@ -1,0 +1,111 @@
+"""Fine-tuning beside timm: its ViT and ours, from the same weights, fed by the same loop.
+
+    python benchmarks/finetuning.py WEIGHTS DATA --size 224 --lr 0.01 --seeds 3
+
+prints test accuracy and images per second of both for each seed. The protocol is the paper's: SGD,
+momentum 0.9, cosine, batch 512, 500 steps of which 100 warm up, clip 1, zero head, Inception crop.
+"""
+
+import argparse
+import time
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from vitrail.config import Config
+from vitrail.evaluation.classify import predict
+from vitrail.settings import load
+from vitrail.training import optimiser
+from vitrail.training.building import build_model
+from vitrail.training.checkpoint import Learner
+from vitrail.training.devices import Devices, devices
+from vitrail.training.loop import Length, Loop
+from vitrail.training.material import images_for, workers_for
+from vitrail.training.schedule import Schedule
+from vitrail.training.training import open_parts
+
+
+def peer(ours: Any, weights: str, size: int) -> nn.Module:
+    """timm's model with the same weights, head and preprocessing."""
+    state = load_file(weights)
+    model: Any = timm.create_model(
+        "vit_tiny_patch16_224", img_size=size, num_classes=len(ours.labels)
+    )
+    state = {key: x for key, x in state.items() if not key.startswith("head.")}
+    resized = timm.models.vision_transformer.checkpoint_filter_fn(state, model)
+    model.load_state_dict(resized, strict=False)
+    nn.init.zeros_(model.head.weight)
+    model.labels, model.preprocess = ours.labels, ours.preprocess
+    return model
+
+
+def finetune(model: Any, config: Config, data: Any, where: Devices) -> tuple[float, float]:
+    """Test top-1, and training images per second."""
+    from vitrail.objectives.classify import Classify
+
+    material = images_for(model, data, config, where)
+    task = Classify(model, len(data.labels)).to(where.device)
+    steps, optim = config.train.steps, config.optim
+    learner = Learner(
+        task=task,
+        optimiser=optimiser.build(task, optim, where.device),
+        average=None,
+        scaler=torch.amp.GradScaler(where.device.type, enabled=False),
+    )
+    loop = Loop(
+        learner=learner,
+        devices=where,
+        schedule=Schedule(peak=optim.lr, warmup=optim.warmup),
+        length=Length(steps=steps),
+        batch=config.train.batch,
+        clip=optim.clip,
+        seed=config.seed,
+        microbatch=0,
+        prepare=material.prepare,
+    )
+    start = time.perf_counter()
+    loop.run(material.batches(0), lambda loop, batch: False)
+    where.synchronise()
+    speed = steps * config.train.batch / (time.perf_counter() - start)
+    workers = workers_for(config, where)
+    found, _ = predict(model, data.test, batch=256, precision=where.precision, workers=workers)
+    return float((found.guesses[:, 0] == found.targets).mean()), speed
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("weights")
+    parser.add_argument("data")
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--lr", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=["ours", "timm"])
+    args = parser.parse_args()
+    for seed in range(args.seeds):
+        settings = [
+            *(f"seed={seed}", f"data.source={args.data}", "data.train_on=train+val"),
+            *(f"model.init={args.weights}", f"data.size={args.size}", f"optim.lr={args.lr}"),
+            *(f"train.steps={args.steps}", f"optim.warmup={args.steps // 5}", "train.batch=512"),
+        ]
+        config = load(None, settings)
+        with devices() as where:
+            data = open_parts(config)
+            for name in ("ours", "timm"):
+                if args.only not in (None, name):
+                    continue
+                torch.manual_seed(seed)
+                model: Any = build_model(config.model, config.data, data.labels)
+                if name == "timm":
+                    model = peer(model, args.weights, args.size)
+                top1, speed = finetune(model, config, data, where)
+                told = f"seed {seed}  {name:4}  {args.size} px  lr {args.lr:g}"
+                print(f"{told}  test {100 * top1:.2f} %  {speed:,.0f} img/s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

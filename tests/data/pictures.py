@@ -1,0 +1,70 @@
+"""Small pictures in folders and tar files."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitrail.data.source import Source
+
+
+def photo(seed: int = 0, height: int = 12, width: int = 16) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def encoded(seed: int = 0, suffix: str = "png") -> bytes:
+    """A picture's file; its pixels survive in all formats but JPEG."""
+    file = io.BytesIO()
+    photo(seed).save(file, Image.registered_extensions()[f".{suffix.lower()}"])
+    return file.getvalue()
+
+
+def write(path: Path, seed: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encoded(seed, path.suffix[1:]))
+    return path
+
+
+def write_classes(folder: Path, counts: dict[str, int], start: int = 0) -> Path:
+    """`folder/<class>/<n>.png`, each picture with pixels of its own."""
+    seed = start
+    for label, count in counts.items():
+        for number in range(count):
+            write(folder / label / f"{number}.png", seed)
+            seed += 1
+    return folder
+
+
+def write_tar(path: Path, files: dict[str, bytes | str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in files.items():
+            body = data.encode() if isinstance(data, str) else data
+            member = tarfile.TarInfo(name)
+            member.size = len(body)
+            tar.addfile(member, io.BytesIO(body))
+    return path
+
+
+def labelled(count: int, classes: int = 2, start: int = 0) -> dict[str, bytes | str]:
+    """WebDataset samples: `000.png` beside `000.cls`."""
+    files: dict[str, bytes | str] = {}
+    for number in range(start, start + count):
+        files[f"{number:03d}.png"] = encoded(number)
+        files[f"{number:03d}.cls"] = str(number % classes)
+    return files
+
+
+def same(picture: Image.Image, other: Image.Image) -> bool:
+    return picture.mode == other.mode and picture.tobytes() == other.tobytes()
+
+
+def contents(source: Source) -> dict[str, str]:
+    """The class of each picture by its name."""
+    return {
+        name: source.labels[target]
+        for name, target in zip(source.names, source.targets, strict=True)
+    }

@@ -1,0 +1,134 @@
+"""What a data set is told to hold."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.gallery import Gallery, scene
+from tests.data.pictures import write_classes
+from vitrail.data.checking import check, describe, show
+from vitrail.data.folders import open_folder
+from vitrail.data.source import Data, Source
+
+
+def part(counts: dict[str, int], *images: Image.Image | None) -> Source:
+    """A part with so many pictures of each class: those given, then scenes."""
+    targets = np.repeat(np.arange(len(counts)), list(counts.values()))
+    rest = [scene(seed, 40, 36) for seed in range(len(targets) - len(images))]
+    names = [f"{label}/{i}" for label, count in counts.items() for i in range(count)]
+    return Gallery([*images, *rest], targets, names, tuple(counts))
+
+
+EVEN = {"cat": 10, "dog": 12}
+
+
+def test_counts_need_no_decoding():
+    data = Data(name="photos", train=part(EVEN, *[None] * 22), test=part({"cat": 2, "dog": 1}))
+    described = describe(data)
+    assert [(one.name, one.counts) for one in described.parts] == [
+        ("train", {"cat": 10, "dog": 12}),
+        ("test", {"cat": 2, "dog": 1}),
+    ]
+    assert described.imbalance == 1.2
+    assert described.parts[0].sizes is None
+    assert "broken" not in described.to_dict()["parts"]["train"]
+
+
+def test_broken_pictures_are_named_with_the_reason_and_counted():
+    checked = check(Data(name="photos", train=part(EVEN, scene(0), None), test=part(EVEN, None)))
+    assert [broken.name for broken in checked.parts[0].broken] == ["cat/1"]
+    assert checked.parts[0].counts["cat"] == 10
+    lines = checked.lines()
+    assert "broken   train: cat/1 cannot be decoded: it is torn" in lines
+    assert "broken   test: cat/0 cannot be decoded: it is torn" in lines
+    assert "warning  pictures that cannot be read, which training skips: 2" in lines
+
+
+def test_sizes_are_those_of_the_readable_pictures():
+    images = (None, scene(0, 100, 50), scene(0, 20, 300), scene(0, 60, 40))
+    checked = check(Data(name="photos", val=part({"cat": 2, "dog": 2}, *images)))
+    assert checked.parts[0].spread() == {
+        "width": {"min": 20, "median": 60.0, "max": 100},
+        "height": {"min": 40, "median": 50.0, "max": 300},
+    }
+    assert "val      width 20 to 100, median 60 · height 40 to 300, median 50" in checked.lines()
+    assert checked.parts[0].small == ("dog/0",)
+
+
+def test_pictures_of_a_single_colour_stand_out():
+    checked = check(Data(name="photos", train=part(EVEN, Image.new("RGB", (64, 64), "red"))))
+    assert checked.parts[0].blank == ("cat/0",)
+    assert "pictures of a single colour: 1" in checked.warnings()
+
+
+def test_a_part_without_a_readable_picture_has_no_sizes():
+    checked = check(Data(name="photos", train=part({"cat": 1, "dog": 1}, None, None)))
+    assert checked.parts[0].spread() is None
+    assert len(checked.parts[0].broken) == 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "warning"),
+    [
+        ({"cat": 9, "dog": 10}, "fewer than 10 pictures in train of cat (9)"),
+        ({"cat": 10, "dog": 0}, "train has no pictures of dog"),
+        ({"cat": 111, "dog": 10}, "the largest class has 11 times as many"),
+    ],
+)
+def test_uneven_classes_are_warned_of(counts, warning):
+    full = part(EVEN)
+    found = describe(Data(name="photos", train=part(counts), val=full, test=full)).warnings()
+    assert len(found) == 1
+    assert found[0].startswith(warning)
+
+
+def test_a_good_data_set_gives_no_warning():
+    full = part(EVEN)
+    assert check(Data(name="photos", train=full, val=full, test=full)).warnings() == []
+
+
+def test_a_missing_part_is_warned_of():
+    assert describe(Data(name="photos", train=part(EVEN))).warnings() == [
+        "no val part: nothing to choose settings on",
+        "no test part: nothing to measure the final model on",
+    ]
+
+
+def test_of_many_classes_the_largest_and_the_smallest_are_shown():
+    counts = {f"class {number}": number for number in range(100)}
+    columns, rows = describe(Data(name="photos", train=part(counts, *[None] * 4950))).rows(most=4)
+    assert columns == ["class", "train", ""]
+    assert [row[0] for row in rows] == ["class 99", "class 98", "…", "class 1", "class 0"]
+    assert rows[2] == ["…", "", "96 more"]
+
+
+def test_everything_fits_into_json():
+    checked = check(Data(name="photos", train=part(EVEN, None), test=part(EVEN)))
+    written = json.loads(json.dumps(checked.to_dict()))
+    assert written["labels"] == ["cat", "dog"]
+    assert written["parts"]["train"]["n"] == 22
+    assert written["parts"]["train"]["classes"] == EVEN
+    assert written["parts"]["train"]["broken"] == [["cat/0", "cat/0 cannot be decoded: it is torn"]]
+    assert written["parts"]["test"]["size"]["width"] == {"min": 40, "median": 40.0, "max": 40}
+    assert written["warnings"] == checked.warnings()
+
+
+def test_the_terminal_shows_counts_as_bars(capsys):
+    show(describe(Data(name="photos", train=part({"cat": 20, "dog": 10}), test=part(EVEN))))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "photos  30 train · 22 test · 2 classes"
+    assert lines[2].split() == ["class", "train", "test"]
+    assert lines[3].split() == ["cat", "20", "10", "█" * 24]
+    assert lines[4].split() == ["dog", "10", "12", "█" * 18]
+    assert lines[-1] == "warning  no val part: nothing to choose settings on"
+
+
+def test_files_that_are_no_pictures_are_found(tmp_path):
+    data = open_folder(write_classes(tmp_path, {"a": 40, "b": 3}))
+    (tmp_path / "b" / "1.png").write_bytes(b"GIF89a")
+    steps: list[int] = []
+    checked = check(data, progress=steps.append)
+    assert [broken.name for broken in checked.parts[0].broken] == ["b/1.png"]
+    assert sum(steps) == 43

@@ -1,0 +1,202 @@
+"""Folders as users have them."""
+
+import os
+import pickle
+import unicodedata
+
+import pytest
+from PIL import Image
+
+from tests.data.pictures import contents, encoded, photo, same, write, write_classes
+from vitrail.data.folders import SUFFIXES, open_folder
+from vitrail.errors import VitrailError
+
+
+def failure(folder) -> str:
+    with pytest.raises(VitrailError) as caught:
+        open_folder(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path):
+    data = open_folder(write_classes(tmp_path / "photos", {"dog": 2, "cat": 3}))
+    assert data.name == "photos"
+    assert data.labels == ("cat", "dog")
+    assert data.train.names == ["cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png"]
+    assert data.train.targets.tolist() == [0, 0, 0, 1, 1]
+    assert not data.train.blocks.any()
+    assert same(data.train.picture(3), photo(0))
+    assert (data.val, data.test) == (None, None)
+
+
+def test_classes_that_are_numbers_stand_in_the_order_of_numbers(tmp_path):
+    data = open_folder(write_classes(tmp_path, {"10": 1, "9": 1, "2": 1}))
+    assert data.labels == ("2", "9", "10")
+
+
+def test_a_source_travels_to_another_process(tmp_path):
+    source = open_folder(write_classes(tmp_path, {"a": 1, "b": 1})).train
+    again = pickle.loads(pickle.dumps(source))
+    assert same(again.picture(1), source.picture(1))
+
+
+@pytest.mark.parametrize(
+    "suffix", ["JPG", "Jpeg", "png", "BMP", "gif", "WebP", "tif", "TIFF", "ppm"]
+)
+def test_suffixes_are_read_in_either_case(tmp_path, suffix):
+    write(tmp_path / "a" / f"1.{suffix}")
+    write(tmp_path / "b" / "1.png")
+    source = open_folder(tmp_path).train
+    assert source.names[0] == f"a/1.{suffix}"
+    assert source.picture(0).size == (16, 12)
+
+
+def test_every_suffix_is_one_that_pillow_opens():
+    Image.init()
+    assert {f".{suffix}" for suffix in SUFFIXES} <= set(Image.registered_extensions())
+
+
+def test_folders_inside_a_class_belong_to_it(tmp_path):
+    write(tmp_path / "a" / "2020" / "summer" / "1.png")
+    write(tmp_path / "b" / "1.png")
+    assert contents(open_folder(tmp_path).train) == {"a/2020/summer/1.png": "a", "b/1.png": "b"}
+
+
+def test_what_systems_and_archives_leave_behind_is_passed_over(tmp_path, capsys):
+    write_classes(tmp_path, {"a": 1, "b": 1})
+    for name in (".DS_Store", "Thumbs.db", "LICENSE.txt", "a/.hidden.png", "a/._0.png", "b/x.txt"):
+        (tmp_path / name).write_bytes(encoded())
+    write(tmp_path / "__MACOSX" / "1.png")
+    write(tmp_path / ".git" / "1.png")
+    assert list(contents(open_folder(tmp_path).train)) == ["a/0.png", "b/0.png"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_name_is_the_same_however_the_disk_spells_it(tmp_path):
+    apart = unicodedata.normalize("NFD", "Löwenzahn/größe.png")
+    assert apart != "Löwenzahn/größe.png"
+    write(tmp_path / apart)
+    write(tmp_path / "雛菊" / "一.png")
+    source = open_folder(tmp_path).train
+    assert source.names == ["Löwenzahn/größe.png", "雛菊/一.png"]
+    assert source.labels == ("Löwenzahn", "雛菊")
+    assert same(source.picture(0), photo())
+
+
+def test_two_spellings_of_one_name_stay_two_pictures(tmp_path):
+    for form in ("NFC", "NFD"):
+        write(tmp_path / "a" / unicodedata.normalize(form, "é.png"))
+    write(tmp_path / "b" / "1.png")
+    assert len(set(open_folder(tmp_path).train.names)) == 3
+
+
+def test_names_that_are_no_text_are_read(tmp_path):
+    write_classes(tmp_path, {"a": 1, "b": 1})
+    (tmp_path / "a" / os.fsdecode(b"\xff.png")).write_bytes(encoded(7))
+    source = open_folder(tmp_path).train
+    assert source.names[1] == "a/\\xff.png"
+    assert same(source.picture(1), photo(7))
+
+
+def test_links_are_followed_and_circles_end(tmp_path):
+    write_classes(tmp_path / "elsewhere", {"cats": 1})
+    write(tmp_path / "photos" / "dog" / "1.png")
+    (tmp_path / "photos" / "cat").symlink_to(tmp_path / "elsewhere" / "cats")
+    (tmp_path / "photos" / "dog" / "up").symlink_to(tmp_path / "photos")
+    (tmp_path / "photos" / "dog" / "self").symlink_to("self")
+    (tmp_path / "photos" / "dog" / "2.png").symlink_to(tmp_path / "photos" / "dog" / "1.png")
+    found = open_folder(tmp_path / "photos").train
+    assert {"cat/0.png", "dog/1.png", "dog/2.png"} <= set(found.names)
+    assert len(found.names) < 10
+
+
+def test_a_link_to_nothing_is_named_when_it_is_opened(tmp_path):
+    write_classes(tmp_path, {"a": 1, "b": 1})
+    (tmp_path / "a" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    source = open_folder(tmp_path).train
+    with pytest.raises(VitrailError, match=r"gone\.png does not exist"):
+        source.picture(1)
+
+
+def test_an_empty_class_is_left_out_and_said(tmp_path, capsys):
+    write_classes(tmp_path, {"a": 1, "b": 1})
+    (tmp_path / "c").mkdir()
+    assert open_folder(tmp_path).labels == ("a", "b")
+    assert capsys.readouterr().err == (
+        f"{tmp_path}/ has 1 class folders without pictures, left out: 'c'\n"
+    )
+
+
+def test_a_folder_without_classes_says_what_is_expected(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "photos" / "1.png")
+    assert failure((tmp_path / "photos").relative_to(tmp_path)) == (
+        "photos/ has no sub-folders; expected one folder per class, e.g. photos/cat/1.jpg"
+    )
+
+
+def test_a_folder_without_pictures_or_with_one_class_is_an_error(tmp_path):
+    (tmp_path / "a").mkdir()
+    assert "has no pictures in its sub-folders" in failure(tmp_path)
+    write(tmp_path / "a" / "1.png")
+    assert "has pictures of one class only, 'a'; expected one folder per class" in failure(tmp_path)
+    write_classes(tmp_path / "a", {"cat": 1, "dog": 1})
+    assert f"did you mean {tmp_path}/a?" in failure(tmp_path)
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "Validation"])
+def test_parts_above_the_classes_are_parts(tmp_path, val):
+    for start, part in enumerate(("Train", val, "test")):
+        write_classes(tmp_path / part, {"a": 1, "b": 2}, start=10 * start)
+    write(tmp_path / "annotations" / "deeper" / "x.png")
+    data = open_folder(tmp_path)
+    assert data.train.names == data.val.names == data.test.names
+    assert same(data.val.picture(2), photo(12))
+
+
+def test_a_test_part_alone_is_a_test_part(tmp_path):
+    data = open_folder(write_classes(tmp_path / "test", {"a": 1, "b": 2}).parent)
+    assert list(data.parts) == ["test"]
+    with pytest.raises(VitrailError, match="has no train part; it has test"):
+        data.part("train")
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    write_classes(tmp_path, {"bus": 1, "train": 2})
+    write(tmp_path / "train" / "steam" / "1.png")
+    assert open_folder(tmp_path).labels == ("bus", "train")
+
+
+def test_an_empty_part_is_left_out_and_said(tmp_path, capsys):
+    write_classes(tmp_path / "train", {"a": 1, "b": 1})
+    (tmp_path / "val").mkdir()
+    assert list(open_folder(tmp_path).parts) == ["train"]
+    assert capsys.readouterr().err == f"{tmp_path}/val/ is empty, left out\n"
+
+
+def test_parts_without_classes_are_not_taken_for_classes(tmp_path):
+    write_classes(tmp_path, {"train": 3, "test": 3})
+    assert "train/ has no sub-folders; expected one folder per class" in failure(tmp_path)
+
+
+def test_classes_that_differ_between_parts_are_named(tmp_path):
+    write_classes(tmp_path / "train", {"a": 1, "b": 1, "fish": 1})
+    write_classes(tmp_path / "test", {"a": 1, "b": 1})
+    message = failure(tmp_path)
+    assert message.startswith(f"{tmp_path}/train has pictures of 'fish' and {tmp_path}/test has")
+    write_classes(tmp_path / "test", {"fish": 1, "bird": 1})
+    assert failure(tmp_path).startswith(f"{tmp_path}/test has pictures of 'bird'")
+
+
+def test_one_part_under_two_names_is_an_error(tmp_path):
+    for part in ("train", "val", "valid"):
+        write_classes(tmp_path / part, {"a": 1, "b": 1})
+    assert "keep one of them" in failure(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read all")
+def test_a_folder_that_may_not_be_read_is_named(tmp_path):
+    write_classes(tmp_path, {"a": 1, "b": 1})
+    (tmp_path / "a").chmod(0)
+    assert "a (Permission denied)" in failure(tmp_path)

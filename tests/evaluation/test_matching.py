@@ -1,0 +1,33 @@
+import pytest
+
+from vitrail.errors import VitrailError
+from vitrail.evaluation.matching import class_order
+
+
+def test_the_same_classes_need_no_change():
+    assert class_order(("a", "b"), ("a", "b")) is None
+    assert class_order(("crane", "b", "crane"), ("crane", "b", "crane")) is None
+    assert class_order((), ("a", "b")) is None
+
+
+def test_another_order_is_mapped():
+    known, labels = ("a", "b", "c"), ("c", "a", "b")
+    order = class_order(known, labels)
+    assert order is not None
+    assert tuple(known[place] for place in order) == labels
+
+
+@pytest.mark.parametrize(
+    ("known", "labels", "says"),
+    [
+        (("a", "b"), ("a", "b", "c"), r"knows 2 classes, pets has 3 \('c' unknown to the model\)"),
+        (("a", "b", "c"), ("a", "b"), r"knows 3 classes, pets has 2 \('c' not in pets\)"),
+        (("a", "b"), tuple("vwxyz"), r"\('v', 'w', 'x', … unknown to the model\); train a new"),
+        (("crane", "crane", "a"), ("a", "crane", "crane"), "share a name"),
+        (("a", "b", "b"), ("a", "a", "b"), "share a name"),
+    ],
+)
+def test_other_classes_are_one_line_that_names_them(known, labels, says):
+    with pytest.raises(VitrailError, match=says) as caught:
+        class_order(known, labels, "pets")
+    assert "\n" not in str(caught.value)

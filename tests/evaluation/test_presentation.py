@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from tests.evaluation.examples import predictions
+from vitrail.evaluation.metrics import measure
+from vitrail.evaluation.presentation import classes, lines, show
+
+
+def result(n: int, k: int, broken=()) -> dict:
+    random = np.random.default_rng(0)
+    targets = random.integers(0, k, n)
+    scores = random.dirichlet(np.ones(k), n) + np.eye(k)[targets] / k
+    found = measure(predictions(scores / scores.sum(1, keepdims=True), targets))
+    return found | {"data": "pets", "split": "test", "model": "ti16", "broken": list(broken)}
+
+
+def test_the_headline_has_number_interval_and_count():
+    found = result(200, 4)
+    first = lines(found)[0]
+    low, high = found["intervals"]["top1"]
+    assert first.startswith("top-1")
+    assert f"{100 * found['top1']:.2f} %" in first
+    assert f"{100 * low:.1f} – {100 * high:.1f} %" in first
+    assert first.endswith("n = 200, pets (test)")
+    text = "\n".join(lines(found))
+    for name in ("top-5", "balanced accuracy", "macro-F1", "calibration error"):
+        assert name in text
+    assert "worst" not in text
+    assert "broken" not in text
+
+
+def test_every_class_has_its_line_while_they_are_few(capsys):
+    found = result(200, 30)
+    assert [row[0] for row in classes(found)[1]] == [f"class {i}" for i in range(30)]
+    show(found)
+    said = capsys.readouterr().out
+    assert all(f"\nclass {i} " in said for i in range(30))
+    assert all(line in said for line in lines(found))
+
+
+def test_of_many_classes_the_worst_are_shown_and_those_without_pictures_are_not():
+    found = result(120, 40)
+    found["per_class"][3] |= {"n": 0, "f1": 0.0}
+    rows = classes(found)[1]
+    f1 = sorted(row["f1"] for row in found["per_class"] if row["n"])
+    assert [float(row[4][:-2]) for row in rows] == pytest.approx(
+        [100 * value for value in f1[:10]], abs=0.005
+    )
+    assert "class 3" not in [row[0] for row in rows]
+    assert any("10 worst of 40 classes" in line for line in lines(found))
+
+
+def test_confusions_and_broken_pictures_are_named():
+    found = result(300, 4, broken=[[f"{i}.jpg", "truncated"] for i in range(7)])
+    text = "\n".join(lines(found))
+    pair = found["confused"][0]
+    assert f"{pair['truth']} taken for {pair['guess']}, {pair['n']} ×" in text
+    assert "could not be read and not counted: 7" in text
+    assert "0.jpg: truncated" in text
+    assert "6.jpg" not in text

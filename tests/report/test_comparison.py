@@ -1,0 +1,188 @@
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from tests.report.folders import FLOWERS, Recipe, fake_run, read_result, write_result
+from tests.report.pages import Page
+from vitrail import report
+from vitrail.errors import VitrailError
+from vitrail.report.comparison import letter
+
+VIT = Recipe(skill=0.97)
+RESNET = Recipe(skill=0.9, variant="ResNet50", lr=0.01)
+
+
+def compared(folders: list[Path], target: Path) -> Page:
+    assert report.compare(folders, target) == target
+    page = Page(target)
+    assert target.stat().st_size < 5_000_000
+    assert all(address.startswith(("data:image/", "#")) for address in page.addresses)
+    assert len(page.ids) == len(set(page.ids))
+    return page
+
+
+def pair(tmp_path: Path) -> list[Path]:
+    return [
+        fake_run(tmp_path / "vit", made=VIT),
+        fake_run(tmp_path / "resnet", made=RESNET),
+    ]
+
+
+def test_results_settings_and_classes_stand_side_by_side(tmp_path):
+    page = compared(pair(tmp_path), tmp_path / "both.html")
+    vit, resnet = read_result(tmp_path / "vit"), read_result(tmp_path / "resnet")
+    assert "2 runs compared" in page.text
+    row = page.row("vit", column=1)
+    low, high = vit["intervals"]["top1"]
+    assert row[2] == f"{100 * vit['top1']:.1f} %{100 * low:.1f} to {100 * high:.1f} %"
+    assert row[3] == "test, 400"
+    assert row[4:] == [
+        *(f"{100 * vit['top5']:.1f} %", f"{vit['macro_f1']:.3f}", "0.023"),
+        *("13 min", "5,525,381", "1.26"),
+    ]
+    assert page.row("model.variant") == ["model.variant", "Ti/16", "ResNet50"]
+    assert page.row("optim.lr") == ["optim.lr", "0.03", "0.01"]
+    shown = [row[0] for row in page.rows if row]
+    assert "seed" not in shown
+    assert "train.batch" not in shown
+    assert page.row("class") == ["class", "n", *["A P", "A R", "A F1", "B P", "B R", "B F1"]]
+    for index, name in enumerate(FLOWERS):
+        scores = [result["per_class"][index] for result in (vit, resnet)]
+        numbers = [f"{score[key]:.3f}" for score in scores for key in ("precision", "recall", "f1")]
+        assert page.row(name) == [name, "80", *numbers]
+    foot = [f"{result['top1']:.3f}" for result in (vit, resnet)]
+    assert page.row("accuracy") == ["accuracy", "400", *foot]
+
+
+def test_curves_lie_over_each_other_against_steps_and_time(tmp_path):
+    page = compared(pair(tmp_path), tmp_path / "both.html")
+    for title in ("Top-1 on val", "Loss on val", "Loss in training"):
+        for against in ("steps", "time"):
+            assert f'aria-label="{title} against {against}"' in page.html
+    drawing = page.html.split('aria-label="Loss in training against steps"')[1].split("</svg>")[0]
+    assert "var(--run0)" in drawing
+    assert "var(--run1)" in drawing
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
+    vits = [
+        fake_run(tmp_path / f"vit+seed={seed}", made=replace(VIT, seed=seed)) for seed in range(3)
+    ]
+    resnet = fake_run(tmp_path / "resnet", made=RESNET)
+    page = compared([*vits, resnet], tmp_path / "all.html")
+    assert "4 runs compared in 2 groups that differ in nothing but the seed" in page.text
+    top1 = [read_result(folder)["top1"] for folder in vits]
+    row = next(row for row in page.rows if "vit" in row[1])
+    assert "3 seeds" in row[1].replace("\xa0", " ")
+    assert row[2] == f"{100 * mean(top1):.1f} ± {100 * stdev(top1):.1f} %".replace(" ", "\xa0")
+    for seed, value in enumerate(top1):
+        assert page.row(f"seed {seed}", column=1)[2].startswith(f"{100 * value:.1f} %")
+    assert page.row("seed") == ["seed", "0, 1, 2", "0"]
+    recall = [read_result(folder)["per_class"][0]["recall"] for folder in vits]
+    assert page.row("daisy")[3] == f"{mean(recall):.3f}"
+    assert page.row("accuracy")[2] == f"{mean(top1):.3f} ± {stdev(top1):.3f}"
+
+
+def test_a_seed_that_is_not_measured_yet_is_not_counted(tmp_path):
+    folders = [fake_run(tmp_path / f"{seed}", made=replace(VIT, seed=seed)) for seed in range(3)]
+    shutil.rmtree(folders[2] / "evaluation")
+    page = compared(folders, tmp_path / "all.html")
+    assert "2 of 3 seeds" in page.text
+    assert "1 of 3 runs have no results yet." in page.text
+
+
+def test_runs_measured_on_different_images_are_not_passed_off_as_equal(tmp_path):
+    vit, resnet = pair(tmp_path)
+    result = read_result(resnet)
+    write_result(resnet, "test", result | {"n": 123})
+    page = compared([vit, resnet], tmp_path / "a.html")
+    assert "Not all runs were measured on the same number of images." in page.text
+    (resnet / "evaluation" / "test.json").unlink()
+    page = compared([vit, resnet], tmp_path / "b.html")
+    assert "Measured on val, not on a test split." in page.text
+    assert page.row("vit", column=1)[3] == "val, 400"
+    (vit / "evaluation" / "val.json").unlink()
+    page = compared([vit, resnet], tmp_path / "c.html")
+    assert "Not all runs were measured on the same split." in page.text
+
+
+def test_classes_with_their_own_n_for_each_run(tmp_path):
+    vit = fake_run(tmp_path / "vit", made=VIT)
+    resnet = fake_run(tmp_path / "resnet", made=replace(RESNET, n_per_class=40))
+    page = compared([vit, resnet], tmp_path / "both.html")
+    assert page.row("class") == ["class", *["n", "A P", "A R", "A F1", "n", "B P", "B R", "B F1"]]
+    assert [page.row("daisy")[i] for i in (1, 5)] == ["80", "40"]
+    assert [page.row("accuracy")[i] for i in (1, 3)] == ["400", "200"]
+
+
+def test_other_classes_are_not_laid_side_by_side(tmp_path):
+    vit = fake_run(tmp_path / "vit", made=VIT)
+    other = fake_run(tmp_path / "other", made=replace(RESNET, labels=["cat", "dog"]))
+    page = compared([vit, other], tmp_path / "both.html")
+    assert "classes" not in page.ids
+
+
+def test_many_classes_show_those_that_differ_most(tmp_path):
+    labels = [f"class {index}" for index in range(200)]
+    folders = [
+        fake_run(tmp_path / made.variant.replace("/", ""), made=replace(made, labels=labels))
+        for made in (VIT, RESNET)
+    ]
+    page = compared(folders, tmp_path / "both.html")
+    apart = {
+        a["name"]: abs(a["f1"] - b["f1"])
+        for a, b in zip(*(read_result(folder)["per_class"] for folder in folders), strict=True)
+    }
+    shown = [row[0] for row in page.rows if row and row[0].startswith("class ")]
+    assert len(shown) == 60
+    assert shown[0] == max(apart, key=apart.__getitem__)
+    assert min(apart[name] for name in shown) >= sorted(apart.values())[-60] - 1e-12
+
+
+def test_thirty_runs_and_hundreds_of_lines_each_stay_small(tmp_path):
+    made = Recipe(steps=700, every=1)
+    first = fake_run(tmp_path / "0", made=made)
+    folders = [first]
+    for index in range(1, 30):
+        folder = tmp_path / f"{index}"
+        shutil.copytree(first, folder)
+        text = (folder / "config.toml").read_text("utf-8").replace("0.03", f"0.1{index:02d}")
+        (folder / "config.toml").write_text(text, "utf-8")
+        folders.append(folder)
+    page = compared(folders, tmp_path / "all.html")
+    assert "AD" in page.text.split()
+    assert (tmp_path / "all.html").stat().st_size < 3_000_000
+
+
+def test_broken_folders_are_compared_as_far_as_they_go(tmp_path):
+    vit = fake_run(tmp_path / "vit<b>", made=VIT)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "run.json").write_text(json.dumps({"status": "failed"})[:-3], "utf-8")
+    page = compared([vit, bare], tmp_path / "both.html")
+    assert "vit<b>" in page.text
+    assert "bare: config.toml is missing." in page.text
+    assert "1 of 2 runs did not finish." in page.text
+    page = compared([bare], tmp_path / "one.html")
+    assert "there are no curves" in page.text
+
+
+def test_a_folder_named_twice_is_one_run(tmp_path):
+    vit = fake_run(tmp_path / "vit", made=VIT)
+    page = compared([vit, tmp_path / "." / "vit"], tmp_path / "both.html")
+    assert "1 run compared" in page.text
+
+
+def test_nothing_to_compare_is_one_line(tmp_path):
+    with pytest.raises(VitrailError, match="no runs to compare"):
+        report.compare([], tmp_path / "both.html")
+
+
+def test_letters_go_on_after_z():
+    assert [letter(index) for index in (0, 25, 26, 51, 52, 701, 702)] == [
+        *("A", "Z", "AA", "AZ", "BA", "ZZ", "AAA")
+    ]

@@ -1,0 +1,302 @@
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.report.folders import FLOWERS, Recipe, fake_run, read_result, write_result
+from tests.report.pages import Page
+from vitrail import report
+from vitrail.errors import FailureError, VitrailError
+
+
+def written(folder: Path) -> Page:
+    """The page of a run, which must stand alone and be small."""
+    target = report.write(folder)
+    assert target == folder / "report.html"
+    page = Page(target)
+    assert target.stat().st_size < 5_000_000
+    assert all(address.startswith(("data:image/", "#")) for address in page.addresses)
+    assert "@import" not in page.html
+    assert not re.search(r"url\((?!#)", page.html)
+    assert "script" not in page.tags
+    assert len(page.ids) == len(set(page.ids))
+    anchors = {address[1:] for address in page.addresses if address.startswith("#")}
+    assert anchors | set(re.findall(r"url\(#([^)]+)\)", page.html)) <= set(page.ids)
+    return page
+
+
+@pytest.fixture(scope="module")
+def flowers(tmp_path_factory) -> Path:
+    return fake_run(tmp_path_factory.mktemp("runs") / "flowers")
+
+
+@pytest.fixture(scope="module")
+def flowers_page(flowers) -> Page:
+    return written(flowers)
+
+
+def test_the_headline_says_what_was_reached_with_what_and_how_to_do_it_again(flowers, flowers_page):
+    page = flowers_page
+    result = read_result(flowers)
+    assert "Ti/16 on flower_photos" in page.text
+    assert f"{100 * result['top1']:.1f} % top-1 on test n = 400" in page.text
+    low, high = result["intervals"]["top1"]
+    assert f"95 % interval {100 * low:.1f} to {100 * high:.1f} %" in page.text
+    assert "5,525,381 parameters · 1.26 GMACs · 224 × 224 px" in page.text
+    assert "5 classes · 2,936 train · 400 val · 400 test" in page.text
+    assert "13 min · started 2026-03-01 09:30" in page.text
+    assert "1 × NVIDIA H200 · bf16" in page.text
+    assert "0123456789ab with uncommitted changes" in page.text
+    assert "vitrail train finetune/folder photos model.variant=Ti/16 'a b'" in page.text
+    assert "finished Finished at step 500 of 500 in 13 min." in page.text
+
+
+def test_every_section_is_there_with_its_numbers_and_their_n(flowers, flowers_page):
+    page = flowers_page
+    result = read_result(flowers)
+    wanted = "results curves pictures classes confusion calibration mistakes settings environment"
+    assert {*wanted.split(), "broken"} <= set(page.ids)
+    assert page.row("test")[1] == "400"
+    assert page.row("val")[1] == "400"
+    for score in result["per_class"]:
+        name, n, *numbers = page.row(score["name"])[:5]
+        expected = [f"{score[key]:.3f}" for key in ("precision", "recall", "f1")]
+        assert (n, numbers) == ("80", expected), name
+    for row, label in zip(result["confusion"], FLOWERS, strict=True):
+        shown = page.row(label, after=1)[1:]
+        assert [int(cell or 0) for cell in shown] == row
+    assert "Expected calibration error 0.023 over 15 bins, on test (n = 400)" in page.text
+    for mistake in result["mistakes"]:
+        assert mistake["name"] in page.text
+        assert mistake["thumbnail"] in page.addresses
+    assert page.row("model.variant") == ["model.variant", "Ti/16"]
+    assert page.row("warmup") == ["warmup", "10"]
+    assert page.row("betas") == ["betas", "[0.9, 0.999]"]
+    assert page.row("roses/cut short.jpg")[1] == "image file is truncated"
+    assert "torchvision 0.30.0" in page.text
+
+
+def test_curves_are_drawn_against_steps_with_epochs_and_against_time(flowers_page):
+    page = flowers_page
+    for title in ("Loss", "Accuracy on val", "Learning rate", "Gradient norm", "Images per second"):
+        for against in ("steps", "time"):
+            assert f'aria-label="{title} against {against}"' in page.html
+    assert "FLOP utilisation" not in page.text  # mfu is null throughout
+    assert "epoch" in page.text
+    assert "min" in page.text
+    assert "Training as logged, 100 lines. Every validation on n = 400 images." in page.text
+    assert "var(--train)" in page.html
+    assert "#fe" not in page.html  # no stand-in colour is left
+
+
+def test_without_a_test_split_the_headline_says_that_the_number_flatters(tmp_path):
+    folder = fake_run(tmp_path / "flowers")
+    (folder / "evaluation" / "test.json").unlink()
+    page = written(folder)
+    assert f"{100 * read_result(folder, 'val')['top1']:.1f} % top-1 on val n = 400" in page.text
+    assert "The best step was chosen on these images" in page.text
+
+
+def test_a_run_under_way_shows_what_there_is(tmp_path):
+    folder = fake_run(tmp_path / "flowers", status="running", step=120)
+    shutil.rmtree(folder / "evaluation")
+    (folder / "augmented.jpg").unlink()
+    page = written(folder)
+    assert "97.5 % best top-1 on val n = 400 · step 450" in page.text
+    assert "running Was at step 120 of 500 when this page was written." in page.text
+    assert "evaluation/ holds no results yet." in page.text
+    assert "augmented.jpg is missing" in page.text
+    assert "Class by class" not in page.text
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        ("failed", "loss is nan at step 812; try a lower optim.lr", "Failed at step 812 of 1,000"),
+        ("stopped", "SIGTERM", "Stopped at step 812 of 1,000: SIGTERM. --resume continues it."),
+    ],
+)
+def test_a_run_that_did_not_finish_says_why(tmp_path, status, message, said):
+    folder = fake_run(tmp_path / "run", status=status, message=message, step=812, steps=1000)
+    page = written(folder)
+    assert said in page.text
+    assert message in page.text
+
+
+def test_labels_and_names_are_text_whatever_they_hold(tmp_path):
+    evil = '<script>alert("1")</script>'
+    labels = [evil, "Ünïcödé 花 🌼", "w" * 300, "& \" ' < >", "$x^2$ {{ 7 * 7 }}"]
+    bad = [["</pre><img src=x onerror=alert(1)>.jpg", "bell \x07 and \ud800"]]
+    folder = fake_run(tmp_path / "run", made=Recipe(labels=labels, skill=0.5), command=evil)
+    information = json.loads((folder / "run.json").read_text("utf-8"))
+    information["data"] |= {"broken": bad, "name": evil}
+    (folder / "run.json").write_text(json.dumps(information), "utf-8")
+    page = written(folder)
+    assert evil in page.text
+    assert "Ünïcödé 花 🌼" in page.text
+    assert "w" * 39 + "…" + "w" * 20 in page.text
+    assert "{{ 7 * 7 }}" in page.text
+    assert "<img src=x onerror=alert(1)>.jpg" in page.text
+    assert "\x07" not in page.html
+
+
+@pytest.mark.parametrize(("classes", "heat"), [(2, True), (50, True), (51, False), (1000, False)])
+def test_few_classes_and_many_both_work(tmp_path, classes, heat):
+    labels = [f"class {index}" for index in range(classes)]
+    folder = fake_run(tmp_path / "run", made=Recipe(labels=labels, n_per_class=20, skill=0.7))
+    page = written(folder)
+    assert ("heat" in page.classes) == heat
+    pair = read_result(folder)["confused"][0]
+    row = next(row for row in page.rows if row[:2] == [pair["truth"], pair["guess"]])
+    assert row[2:4] == [str(pair["n"]), "20"]
+    listed = {row[0] for row in page.rows if row}
+    assert set(labels) <= listed
+    if classes == 1000:
+        assert "The 25 of 1,000 classes with the lowest F1" in page.text
+
+
+def test_a_class_without_pictures_has_no_recall(tmp_path):
+    folder = fake_run(tmp_path / "run")
+    result = read_result(folder)
+    result["per_class"][2] |= {"n": 0, "recall": 0.0, "f1": 0.0, "interval": [0.0, 1.0]}
+    result["confusion"][2] = [0] * 5
+    write_result(folder, "test", result)
+    row = written(folder).row("roses")
+    assert row[1] == "0"
+    assert row[3:] == ["–", "–", "no image of this class"]
+
+
+def test_a_model_without_mistakes_is_not_missing_any(tmp_path):
+    folder = fake_run(tmp_path / "run", made=Recipe(skill=1.0))
+    page = written(folder)
+    assert "100.0 % top-1 on test" in page.text
+    assert "None: all 400 images of test are right." in page.text
+
+
+def test_a_loss_that_was_no_number_leaves_a_gap_and_a_note(tmp_path):
+    folder = fake_run(tmp_path / "run")
+    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines()
+    train = [i for i, row in enumerate(lines) if json.loads(row)["event"] == "train"]
+    broken = json.loads(lines[train[7]]) | {"loss": float("nan"), "grad_norm": float("inf")}
+    lines[train[7]] = json.dumps(broken)
+    (folder / "metrics.jsonl").write_text("\n".join(lines), "utf-8")
+    page = written(folder)
+    assert "1 of 100 lines have no finite loss, the first at step 40." in page.text
+    assert "1 of 100 lines have no finite grad norm, the first at step 40." in page.text
+
+
+def test_thousands_of_lines_are_drawn_as_a_mean_within_a_band(tmp_path):
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=5000, every=1))
+    page = written(folder)
+    assert "5,000 lines. Several lines fall on one point" in page.text
+    drawing = page.html.split('aria-label="Gradient norm against steps"')[1].split("</svg>")[0]
+    assert len(re.findall(r"[ML] ", drawing)) < 2000  # 500 of the line, 1,000 of the band, axes
+    assert "opacity: 0.18" in drawing
+
+
+def test_a_metrics_file_cut_short_loses_one_line(tmp_path):
+    folder = fake_run(tmp_path / "run")
+    text = (folder / "metrics.jsonl").read_text("utf-8")
+    (folder / "metrics.jsonl").write_text(text[:-30], "utf-8")
+    page = written(folder)
+    assert "metrics.jsonl has 1 line cut short or not JSON" in page.text
+    assert 'aria-label="Loss against steps"' in page.html
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.toml", "metrics.jsonl", "augmented.jpg"])
+@pytest.mark.parametrize("how", ["missing", "empty", "half", "folder"])
+def test_any_file_may_be_missing_or_broken(tmp_path, name, how):
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=20))
+    if name != "metrics.jsonl":
+        (folder / "metrics.jsonl").write_text("", "utf-8")  # drawing takes long
+    path, data = folder / name, (folder / name).read_bytes()
+    path.unlink()
+    if how == "folder":
+        path.mkdir()
+    elif how != "missing":
+        path.write_bytes(b"" if how == "empty" else data[: len(data) // 2])
+    page = written(folder)
+    words = {"missing": "is missing", "folder": "cannot be read: Is a directory"}.get(how)
+    if name == "augmented.jpg" and how == "folder":
+        words = "is cut short or is no picture"
+    if words:
+        assert f"{name} {words}" in page.text
+    elif (name, how) == ("config.toml", "empty"):
+        assert "config.toml is empty" in page.text
+    else:
+        assert name in page.text
+
+
+def test_an_evaluation_cut_short_is_named_and_the_other_shown(tmp_path):
+    folder = fake_run(tmp_path / "run")
+    path = folder / "evaluation" / "test.json"
+    path.write_bytes(path.read_bytes()[:1000])
+    page = written(folder)
+    assert "evaluation/test.json is cut short or is not JSON." in page.text
+    assert "top-1 on val" in page.text
+
+
+@pytest.mark.parametrize("odd", [None, 3, "x", [], {}, [None], [[]], [{}], {"a": {}}, True, 1e400])
+def test_values_of_another_kind_never_stop_the_report(tmp_path, odd):
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=50))
+    for path in (folder / "run.json", folder / "evaluation" / "test.json"):
+        whole = json.loads(path.read_text("utf-8"))
+        path.write_text(json.dumps(dict.fromkeys(whole, odd)), "utf-8")
+    row = dict.fromkeys(("event", "step", "epoch", "seconds", "loss", "lr", "top1", "n"), odd)
+    lines = [json.dumps(row | kept) for kept in ({}, {"event": "train", "step": 1})]
+    lines += [json.dumps(row | {"event": "val", "step": 1}), json.dumps(odd)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines), "utf-8")
+    written(folder)
+
+
+def test_only_pictures_become_addresses(tmp_path):
+    folder = fake_run(tmp_path / "run")
+    result = read_result(folder)
+    for mistake, odd in zip(
+        result["mistakes"],
+        ("https://example.com/a.jpg", "javascript:alert(1)", "data:text/html,<b>", "", None, 3),
+        strict=False,
+    ):
+        mistake["thumbnail"] = odd
+    write_result(folder, "test", result)
+    assert "no picture" in written(folder).text
+
+
+def test_a_huge_sheet_is_made_smaller(tmp_path):
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=5))
+    noise = np.random.default_rng(0).integers(0, 256, (2000, 3000, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(folder / "augmented.jpg", quality=95)
+    assert (folder / "augmented.jpg").stat().st_size > 5_000_000
+    page = written(folder)
+    assert "sheet" in page.classes
+
+
+def test_other_results_in_the_folder_are_left_alone(tmp_path):
+    folder = fake_run(tmp_path / "run")
+    write_result(folder, "benchmark", {"images_per_second": 12.0})
+    assert "benchmark" not in written(folder).text
+
+
+def test_the_same_files_give_the_same_page(flowers, flowers_page):
+    assert report.write(flowers).read_text("utf-8") == flowers_page.html
+
+
+def test_what_is_no_run_is_one_line(tmp_path):
+    with pytest.raises(VitrailError, match="is no run folder"):
+        report.write(tmp_path / "nowhere")
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    with pytest.raises(VitrailError, match="holds no run"):
+        report.write(tmp_path / "photos")
+    assert not (tmp_path / "photos" / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    folder = fake_run(tmp_path / "run")
+    (folder / "report.html").mkdir()
+    with pytest.raises(FailureError, match="cannot write"):
+        report.write(folder)
+    assert [path.name for path in folder.iterdir() if path.name.endswith(".part")] == []

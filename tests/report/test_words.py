@@ -1,0 +1,40 @@
+import math
+
+import pytest
+
+from vitrail.report.words import between, count, duration, fixed, percent, plural, short
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_share_has_as_many_digits_as_its_images_can_tell():
+    assert plain(percent(0.97312, 367)) == "97.3 %"
+    assert plain(percent(0.97312, 10_000)) == "97.31 %"
+    assert plain(between((0.951, 0.986), 367)) == "95.1 to 98.6 %"
+    assert between((math.nan, 0.5), 367) == ""
+
+
+@pytest.mark.parametrize("write", [percent, fixed, count, duration])
+def test_what_is_not_known_is_a_dash(write):
+    assert write(math.nan) == "–"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((0.25, "0.2 s"), (59.6, "60 s"), (119.4, "119 s"), (754.2, "13 min")),
+        *((7199, "2 h 00 min"), (7500, "2 h 05 min"), (360_000, "100 h 00 min"), (-1, "–")),
+    ],
+)
+def test_times_are_as_people_say_them(seconds, words):
+    assert plain(duration(seconds)) == words
+
+
+def test_counts_and_long_texts():
+    assert [plain(plural(n, "class")) for n in (1, 2)] == ["1 class", "2 classes"]
+    assert plain(plural(1200, "line")) == "1,200 lines"
+    assert short("a" * 60) == "a" * 60
+    assert short("start" + "." * 100 + "end.jpg", 20) == "start........" + "…" + "nd.jpg"
+    assert len(short("x" * 1000, 44)) == 44

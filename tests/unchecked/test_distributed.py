@@ -1,0 +1,133 @@
+"""Two processes under torchrun learn what one process learns from the same batches."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.processes import start, together
+from vitrail.runs import Run
+from vitrail.settings import load
+from vitrail.training.training import train
+
+RECIPE = """
+[model]
+variant = "Ti/4"
+width = 24
+depth = 2
+heads = 2
+mlp = 48
+
+[data]
+source = "digits"
+size = 16
+subset = 101
+
+[augment]
+crop = "pad"
+flip = false
+
+[train]
+steps = 12
+batch = 16
+evaluations = 2
+average = 0.9
+
+[optim]
+name = "sgd"
+lr = 0.1
+warmup = 3
+
+[system]
+checkpoint_steps = 5
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(recipe) -> Path:
+    """What one process makes of the recipe."""
+    together(1, one, recipe, recipe.parent / "alone")
+    return recipe.parent / "alone"
+
+
+def one(recipe: Path, out: Path, *settings: str, resume: bool = False) -> None:
+    torch.set_num_threads(1)
+    train(load(recipe, settings), out, device="cpu", resume=resume)
+
+
+def again(recipe: Path, out: Path, *settings: str) -> None:
+    one(recipe, out, *settings, resume=True)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    a, b = (load_file(folder / "model.safetensors") for folder in (one, other))
+    assert a.keys() == b.keys()
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=0, atol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize("microbatch", ["0", "3"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_give_the_weights_of_one(recipe, alone, tmp_path, parallel, microbatch):
+    settings = (f"system.parallel={parallel}", f"system.microbatch={microbatch}")
+    together(2, one, recipe, tmp_path / "two", *settings)
+    assert_same(alone, tmp_path / "two")
+    tested, expected = (Run(folder).evaluation("test") for folder in (tmp_path / "two", alone))
+    assert tested["n"] == expected["n"] == 359  # which two processes cannot share evenly
+    assert tested["top1"] == expected["top1"]
+    assert Run(tmp_path / "two").info()["processes"] == 2
+
+
+def test_accumulation_gives_the_weights_of_whole_batches(recipe, alone, tmp_path):
+    together(1, one, recipe, tmp_path / "parts", "system.microbatch=5")
+    assert_same(alone, tmp_path / "parts")
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_what_two_processes_began_two_processes_end(recipe, tmp_path, parallel):
+    settings = (f"system.parallel={parallel}", "optim.name=adamw", "optim.lr=0.01")
+    longer = (*settings, "train.steps=60", "train.evaluations=0")
+    together(2, one, recipe, tmp_path / "whole", *longer)
+    half = tmp_path / "half"
+    process = start(together, 2, one, recipe, half, *longer)
+    while not (half / "last.pt").exists():
+        time.sleep(0.002)
+        assert process.is_alive()
+    for child in children(process.pid):
+        os.kill(child, signal.SIGKILL)
+    process.join()
+    assert Run(half).info()["status"] == "running"
+    together(2, again, recipe, half, *longer)
+    assert_same(tmp_path / "whole", half)
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def test_torchrun_starts_the_same(recipe, alone, tmp_path):
+    words = ["train", str(recipe), "--out", str(tmp_path / "two"), "--device", "cpu"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node=2", "-m", "vitrail", *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same(alone, tmp_path / "two")
+    assert done.stderr.count("recipe ") == 1  # one process speaks for all

@@ -1,0 +1,216 @@
+"""What the verbs do, callable from Python: `vitrail.train(...)`, `vitrail.evaluate(...)`."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail import runs
+from vitrail.config import Config
+from vitrail.console import count_progress, duration, say
+from vitrail.data.catalogue import CATALOGUE
+from vitrail.data.opening import open_data
+from vitrail.errors import VitrailError, did_you_mean
+from vitrail.evaluation import classify
+from vitrail.model import Classifier
+from vitrail.report import comparison, page
+from vitrail.runs import Run
+from vitrail.settings import build, changed, find, parse, put, read, recipes
+from vitrail.training import sweep as sweeping
+from vitrail.training import training
+from vitrail.training.devices import devices
+from vitrail.weights.loading import load
+
+DEFAULT = "finetune/folder"
+"""The recipe for a plain folder."""
+
+Settings = Mapping[str, Any] | Sequence[str]
+"""`{"optim.lr": 0.01}` or `["optim.lr=0.01"]`."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a user asked for."""
+
+    config: Config
+    recipe: str
+    title: str
+    """What the run folder is named after."""
+    changed: tuple[str, ...]
+    """Settings beyond the recipe's."""
+    folder: Path | None = None
+    """The run folder that was given in place of a recipe."""
+
+    def facts(self) -> dict[str, Any]:
+        """For run.json."""
+        return runs.provenance(runs.command_line()) | {
+            "recipe": self.recipe,
+            "changed": list(self.changed),
+        }
+
+    def out(self, out: str | Path | None) -> Path:
+        """Where the run will be."""
+        return (
+            Path(out)
+            if out
+            else self.folder or Path("runs") / runs.name_of(self.title, self.changed)
+        )
+
+
+def understand(what: str | Path, settings: Settings = (), lists: bool = False) -> Order:
+    """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try."""
+    pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
+    recipe, extra, folder = locate(what)
+    values = read(find(recipe))
+    before = dict(values)
+    title = recipe if not extra else Path(extra[0][1]).name or "data"
+    for name, value in [*extra, *pairs]:
+        swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
+        put(values, f"sweep.{name}" if swept else name, value)
+    config = build(values)
+    told = tuple(
+        setting
+        for setting in changed(config, build(before))
+        if not (extra and setting.startswith("data.source="))
+    )
+    name = Path(title).stem if title.endswith(".toml") else title
+    return Order(config, recipe, name, told, folder)
+
+
+def locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
+    """The recipe, the settings that a FOLDER stands for, and the run folder, if it is one."""
+    text, path = str(what), Path(what)
+    if runs.is_run(path):
+        return str(path / "config.toml"), [], path
+    if path.is_file() and path.suffix == ".toml":
+        return text, [], None
+    if (name := text.removesuffix(".toml")) in recipes():
+        return name, [], None
+    is_data = os.path.lexists(path) or text in CATALOGUE or "://" in text or ".tar" in text
+    if is_data:
+        return DEFAULT, [("data.source", text)], None
+    hint = did_you_mean(text, [*recipes(), *CATALOGUE]) or "; `vitrail config` lists the recipes"
+    raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known data set{hint}")
+
+
+def train(
+    what: str | Path,
+    settings: Settings = (),
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+) -> Run:
+    """Pre-train or fine-tune as a recipe says, or on a FOLDER; the run folder holds the result."""
+    order = understand(what, settings)
+    folder = order.out(out)
+    run = Run(folder)
+    if resume and run.info().get("status") == "finished":
+        raise VitrailError(f"{folder} holds {runs.described(run)}; nothing is left to do")
+    run = training.train(order.config, folder, resume=resume, device=device, facts=order.facts())
+    if run.writes:
+        finish(run)
+    return run
+
+
+def finish(run: Run) -> None:
+    """The report, and the last lines."""
+    target = page.write(run.folder)
+    info = run.info()
+    top1, split, n = runs.score(run)
+    told = [f"done in {duration(info['seconds'])}"]
+    if info["status"] != "finished":
+        return
+    if top1 is not None:
+        told.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
+    run.say(" · ".join(told))
+    run.say(f"report   {target}")
+    run.say(
+        f"next     vitrail evaluate {run.folder} DATA   or, in Python, "
+        f"vitrail.load('{run.folder}').predict('photo.jpg')"
+    )
+
+
+def sweep(
+    what: str | Path,
+    settings: Settings = (),
+    *,
+    seeds: int = 3,
+    out: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Grid on a held-out part of train, retrain on all of train, test once; mean and std."""
+    order = understand(what, settings, lists=True)
+    folder = order.out(out)
+    result = sweeping.sweep(order.config, folder, seeds=seeds, device=device, facts=order.facts())
+    finals = [Path(row["run"]) for row in result["seeds"]]
+    for path in finals:
+        page.write(path)
+    comparison.compare(finals, folder / "report.html")
+    return result | {"report": str(folder / "report.html")}
+
+
+def evaluate(
+    model: str | Path | Classifier,
+    data: str | Path,
+    *,
+    split: str = "test",
+    batch: int = 64,
+    workers: int = 0,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Top-1, top-5, per-class figures, confusion and calibration on exactly all images of a split.
+
+    The result of a run is also kept in its folder.
+    """
+    with devices(device, "auto") as where:
+        name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
+        loaded = model if isinstance(model, Classifier) else load(model)
+        source = part_of(model, data, split)
+        with count_progress(f"evaluating {split}", where.main) as advance:
+            result = classify.evaluate(
+                loaded.to(where.device),
+                source,
+                data=str(data),
+                split=split,
+                model_name=name,
+                batch=batch,
+                precision=where.precision,
+                workers=workers,
+                progress=advance,
+            )
+        if not isinstance(model, Classifier) and runs.is_run(Path(model)) and where.main:
+            Run(Path(model)).write_evaluation(split, result)
+    return result
+
+
+def part_of(model: str | Path | Classifier, data: str | Path, split: str) -> Any:
+    """The part of the data; a run's own data is parted as the run parted it."""
+    held_out: dict[str, Any] = {}
+    if not isinstance(model, Classifier) and runs.is_run(Path(model)):
+        settings = build(read(Path(model) / "config.toml")).data
+        held_out = {"val": settings.val, "test": settings.test, "split": settings.split}
+    return open_data(data, **held_out).part(split)
+
+
+def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """report.html of one run, or one comparison of several."""
+    paths = [Path(folder) for folder in folders]
+    for path in paths:
+        if not runs.is_run(path):
+            raise VitrailError(f"{path} is no run folder: it has no run.json and config.toml")
+    if len(paths) == 1 and out is None:
+        return page.write(paths[0])
+    return comparison.compare(paths, Path(out or "report.html"))
+
+
+def demo(out: str | Path = "runs/demo") -> Run:
+    """The whole story on embedded data: a ViT learns handwritten digits on a CPU."""
+    import shutil
+
+    folder = Path(out)
+    if Run(folder).info().get("recipe") == "digits/vit":
+        shutil.rmtree(folder)  # the last demo's
+    say("A small ViT learns 8 × 8 handwritten digits (scikit-learn's), on this machine's CPU.")
+    return train("digits/vit", out=folder, device="cpu")

@@ -1,0 +1,307 @@
+"""Every setting of a run, explained; defaults and help text stand here and nowhere else.
+
+A run is described by one `Config`. A recipe is a TOML file that holds only what differs from the
+defaults. A setting on the command line is one more line of that recipe (`optim.lr=3e-4`). The
+result is written to `config.toml` in the run folder, and that file is itself a recipe.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vitrail.errors import VitrailError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is trained."""
+
+    variant: str = ""
+    """The model to build: B/16, R50+B/16, R50x1, Ti/4, …; empty takes that of model.init."""
+    init: str = ""
+    """Any MODEL to start from, given a new zero head and other positions where needed; empty
+    starts from scratch."""
+    width: int = 0
+    """Width of the tokens; 0 leaves it as the variant has it."""
+    depth: int = 0
+    """Number of blocks; 0 as the variant."""
+    heads: int = 0
+    """Attention heads; 0 as the variant."""
+    mlp: int = 0
+    """Hidden width of the MLPs; 0 as the variant."""
+    pool: Literal["", "class", "mean", "attention"] = ""
+    """What the head reads: the class token, the mean of the patches, or attention pooling; empty
+    as the variant."""
+    positions: Literal["", "learned", "factorised", "relative", "sincos", "none"] = ""
+    """Position embeddings; empty as the variant (learned)."""
+    injection: Literal["", "stem", "every", "shared"] = ""
+    """Where positions are added: at the stem, at every layer its own, or shared by all layers."""
+    hidden: bool = False
+    """A tanh layer before the logits, as in the paper's pre-training."""
+    head_bias: float = 0.0
+    """Initial bias of the logits: -10 (ImageNet-21k) or -6.9 (ImageNet) suits a sigmoid loss."""
+    layer_scale: float = 0.0
+    """Initial value of LayerScale; 0 leaves it out."""
+    dropout: float = 0.0
+    """Dropout rate after every dense layer but the queries, keys and values."""
+    drop_path: float = 0.0
+    """Stochastic depth: rate at the last block, growing linearly from zero at the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What it learns from, and what is held out."""
+
+    source: str = ""
+    """DATA: a folder with one sub-folder per class, tar shards, a packed store or a catalogue
+    name."""
+    size: int | tuple[int, int] = 224
+    """Pixels of the images that the model sees: a side, or [rows, columns]."""
+    crop: float = -1.0
+    """Evaluation crops the centre, this share of the resized short side (0.875 is 256 to 224); 0
+    squeezes the whole picture; -1 does as the weights in model.init say, or 0.875 from scratch."""
+    val: float = 0.1
+    """Share of train that is held out for choosing, where the data brings no val part."""
+    test: float = 0.1
+    """Share that is held out for the final test, where the data brings no test part."""
+    split: Literal["hash", "stratified"] = "hash"
+    """How parts are held out: by a hash of each name, stable when files are added, or exactly the
+    same share of every class."""
+    train_on: Literal["train", "train+val"] = "train"
+    """train+val retrains on everything but test, once all choices are made."""
+    subset: int = 0
+    """Learn from so many images only, drawn at random by the seed; smaller draws lie within larger
+    ones. 0 takes all."""
+    sampling: Literal["uniform", "balanced"] = "uniform"
+    """balanced draws every class equally often, however uneven the folders."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augment:
+    """How training images are varied."""
+
+    crop: Literal["inception", "resize", "pad", "none"] = "inception"
+    """inception: a random rectangle of the picture; resize: BiT's random crop out of the resized
+    picture; pad: a shift by an eighth of the side; none: the evaluation's crop."""
+    area: float = 0.05
+    """Smallest share of the picture that an inception crop may keep."""
+    flip: bool = True
+    """Mirror half of the images."""
+    randaugment_layers: int = 0
+    """RandAugment: operations per image; 0 is off."""
+    randaugment_magnitude: float = 10.0
+    """RandAugment: strength of the operations, on the papers' scale: 10 is the top of the original,
+    AugReg goes up to 20."""
+    autoaugment: Literal["", "imagenet", "cifar10", "svhn"] = ""
+    """AutoAugment with the policy found for that data; empty is off."""
+    three_augment: bool = False
+    """DeiT III's 3-Augment: one of greyscale, solarisation and blur for each image."""
+    color_jitter: float = 0.0
+    """Random brightness, contrast and saturation of this strength."""
+    erasing: float = 0.0
+    """Share of images with a random rectangle erased."""
+    mixup: float = 0.0
+    """Mixup's alpha; 0 is off."""
+    cutmix: float = 0.0
+    """CutMix's alpha; 0 is off. With mixup, each batch takes one of the two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """How long, on how much at once, and what is kept."""
+
+    objective: Literal["softmax", "sigmoid"] = "softmax"
+    """The loss: softmax cross-entropy, or sigmoid cross-entropy over all classes."""
+    steps: int = 0
+    """Length of the run in updates. Steps, epochs and minutes are one choice: setting one unsets
+    the others."""
+    epochs: float = 0.0
+    """Length of the run in passes over the training images."""
+    minutes: float = 0.0
+    """Length of the run as a time budget: the schedule follows the clock. Such a run can be
+    resumed, but not repeated to the bit."""
+    batch: int = 512
+    """Images per update, over all processes and accumulated parts."""
+    freeze: bool = False
+    """Train the head alone, on features computed once without augmentation: a linear probe."""
+    label_smoothing: float = 0.0
+    """Share of the target that is spread over all classes."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced weighs the loss of each class by the inverse of its share of the images."""
+    average: float = 0.0
+    """Polyak averaging of the weights by this factor per update (0.9999 in the paper); 0 is off.
+    The averaged weights are the ones evaluated and kept."""
+    evaluations: int = 20
+    """How often val is looked at, evenly over the run; 0 never."""
+    patience: int = 0
+    """Stop after so many evaluations without a better val top-1; 0 goes on to the end."""
+    keep: Literal["best", "last"] = "best"
+    """Which weights become the model: the best on val, or the last."""
+    hyperrule: bool = False
+    """BiT's HyperRule: steps, schedule, sizes and mixup follow from the number and size of the
+    images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """The optimiser and the schedule of its learning rate."""
+
+    name: Literal["adam", "adamw", "sgd", "lamb"] = "sgd"
+    """adamw is the paper's Adam: its weight decay is multiplied by the learning rate and kept apart
+    from the gradient; adam adds the decay to the gradient."""
+    lr: float = 0.01
+    """Peak learning rate, for the batch of this recipe."""
+    weight_decay: float = 0.0
+    """Weight decay on kernels only: no biases, norms, tokens or positions."""
+    momentum: float = 0.9
+    """Momentum of sgd."""
+    beta1: float = 0.9
+    """First beta of adam, adamw and lamb."""
+    beta2: float = 0.999
+    """Second beta of adam, adamw and lamb."""
+    clip: float = 1.0
+    """Largest global norm of the gradient; 0 is off."""
+    warmup: int = 0
+    """Updates over which the learning rate rises linearly from zero."""
+    decay: Literal["cosine", "linear", "staircase", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    floor: float = 0.0
+    """Learning rate at the end of a cosine or linear decay."""
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
+    """Shares of the run at which a staircase divides the learning rate by ten."""
+    layer_decay: float = 1.0
+    """Factor on the learning rate from each layer to the one below it; 1 treats all alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """How the machine is used. Nothing here is meant to change what is learnt."""
+
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Arithmetic of the model; auto is bfloat16 on GPUs that have it, else float32."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    recompute: bool = False
+    """Recompute activations in the backward pass: less memory, a third more work."""
+    microbatch: int = 0
+    """Images per process at once; the rest of a batch is accumulated. 0 finds what fits, halving
+    after each out-of-memory."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: whole copies of the model (ddp), or one model in parts (fsdp)."""
+    workers: int = -1
+    """Processes that load images; -1 takes the cores there are, 0 loads in the main process."""
+    deterministic: bool = False
+    """Only deterministic kernels, at some cost in speed."""
+    checkpoint_steps: int = 0
+    """Write last.pt every so many updates; 0 goes by checkpoint_minutes."""
+    checkpoint_minutes: float = 5.0
+    """Write last.pt this often, and at every evaluation."""
+    log_steps: int = 10
+    """Write the training loss to metrics.jsonl every so many updates."""
+    tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
+    """Send the metrics there as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One run."""
+
+    seed: int = 0
+    """Seeds weights, augmentation, data order and subsets."""
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    augment: Augment = field(default_factory=Augment)
+    train: Train = field(default_factory=Train)
+    optim: Optim = field(default_factory=Optim)
+    system: System = field(default_factory=System)
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """What `vitrail sweep` tries: names of settings and lists of values."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+ABOVE_ZERO = ("train.batch", "optim.lr", "data.size")
+RATES = (
+    *("model.dropout", "model.drop_path", "data.val", "data.test", "augment.area"),
+    *("augment.erasing", "train.label_smoothing", "train.average", "optim.momentum"),
+    *("optim.beta1", "optim.beta2", "optim.layer_decay"),
+)
+MAY_BE_NEGATIVE = ("model.head_bias", "data.crop", "system.workers")
+
+
+def check(config: Config) -> None:
+    """Nothing, or the first setting that cannot be meant, and what was expected."""
+    for section in ("model", "data", "augment", "train", "optim", "system"):
+        for name, value in vars(getattr(config, section)).items():
+            if promise := promised(f"{section}.{name}", value):
+                raise VitrailError(f"{section}.{name} = {shown(value)}: expected {promise}")
+    for wrong, message in contradictions(config):
+        if wrong:
+            raise VitrailError(message)
+
+
+def promised(name: str, value: Any) -> str:
+    """What a number should have been; empty where it is that."""
+    numbers = value if isinstance(value, tuple) else (value,)
+    for number in numbers:
+        if isinstance(number, (bool, str)):
+            continue
+        if not abs(number) < float("inf"):
+            return "a finite number"
+        if name in ABOVE_ZERO and number <= 0:
+            return "a number above zero"
+        if name in RATES and not 0 <= number <= 1:
+            return "a number from 0 to 1"
+        if name not in MAY_BE_NEGATIVE and number < 0:
+            return "zero or more"
+    return ""
+
+
+def contradictions(config: Config) -> list[tuple[bool, str]]:
+    """Settings that do not go together, and what to say about them."""
+    model, data, train = config.model, config.data, config.train
+    fixed = [
+        name
+        for name in (
+            *("width", "depth", "heads", "mlp", "pool", "positions", "injection", "hidden"),
+            "layer_scale",
+        )
+        if getattr(model, name)
+    ]
+    held_out = data.val + data.test
+    lengths = [name for name in ("steps", "epochs", "minutes") if getattr(train, name)]
+    return [
+        (
+            bool(model.init and fixed),
+            f"model.{fixed[0] if fixed else ''} cannot be changed in trained weights; leave it out "
+            "or leave model.init out",
+        ),
+        (held_out >= 1, f"data.val + data.test = {held_out:g} leaves nothing to learn from"),
+        (len(lengths) > 1, f"train.{' and train.'.join(lengths)} cannot both be set"),
+        (
+            train.freeze and not model.init,
+            "train.freeze needs weights to keep; name them with model.init",
+        ),
+        (
+            data.crop not in (-1, 0) and not 0 < data.crop <= 1,
+            f"data.crop = {data.crop:g}: expected a share up to 1, 0 or -1",
+        ),
+        (
+            not 0 < train.label_smoothing + 1 < 2,
+            "train.label_smoothing = 1 leaves no label to learn",
+        ),
+        (not 0 <= config.seed < 2**63, f"seed = {config.seed}: expected zero or more"),
+    ]
+
+
+def shown(value: Any) -> str:
+    """A value as TOML writes it; `vitrail config` and every error use this."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(shown, value))}]"
+    return repr(value)

@@ -1,0 +1,172 @@
+"""How training images are varied, image by image in the workers and batch by batch on the device.
+
+A worker's part ends with bytes: `normalise` makes numbers of them on the device, which is faster
+there, and sends a quarter of the data. Everything random comes from torch's global generator.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from PIL import Image, ImageFilter, ImageOps
+from torch import Tensor
+from torchvision.transforms import InterpolationMode, v2
+
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.randaugment import Colour, RandAugment
+
+Step = Callable[[Any], Any]
+PADDING = 8
+"""The part of a side that an image may be shifted by: an eighth, 4 of 32 pixels."""
+
+
+def training_transform(
+    preprocessing: Preprocessing, **options: Any
+) -> Callable[[Image.Image], UInt8[Tensor, "c y x"]]:
+    """From a picture to a varied image of the size that `preprocessing` gives, in bytes.
+
+    `options` are the fields of `Augmentation`. The result can be pickled, for worker processes.
+    """
+    return v2.Compose(Augmentation(**options).steps(preprocessing))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What may happen to one image. The settings of `augment` explain each field."""
+
+    crop: Literal["inception", "resize", "pad", "none"] = "inception"
+    area: float = 0.05
+    flip: bool = True
+    randaugment_layers: int = 0
+    randaugment_magnitude: float = 10.0
+    autoaugment: Literal["", "imagenet", "cifar10", "svhn"] = ""
+    three_augment: bool = False
+    color_jitter: float = 0.0
+    erasing: float = 0.0
+
+    def steps(self, preprocessing: Preprocessing) -> list[Step]:
+        """All of it, in order."""
+        fill = mean_colour(preprocessing)
+        grey: list[Step] = [] if len(fill) == 3 else [v2.Grayscale()]
+        flip: list[Step] = [v2.RandomHorizontalFlip()] if self.flip else []
+        looks = self.looks(fill)
+        if looks:
+            # Pillow recolours several times faster than torch, and torch crops twice as fast.
+            looks = [v2.ToPILImage(), *looks, v2.PILToTensor()]
+        value: Any = fill  # torchvision takes a colour too, but says a number
+        erase: list[Step] = [v2.RandomErasing(self.erasing, value=value)] if self.erasing else []
+        return [*grey, *self.frame(preprocessing), *flip, *looks, *erase]
+
+    def frame(self, preprocessing: Preprocessing) -> list[Step]:
+        """The part of the picture that is shown, as a tensor."""
+        rows, columns = size = preprocessing.size
+        mode = InterpolationMode(preprocessing.interpolation)
+        resampling: dict[str, Any] = {"interpolation": mode, "antialias": preprocessing.antialias}
+        if self.crop == "inception":
+            # Distorted by up to a third, as seen beside the shape of the images.
+            ratio = (0.75 * columns / rows, columns / (0.75 * rows))
+            area = (self.area, 1.0)
+            cut = v2.RandomResizedCrop(size, scale=area, ratio=ratio, **resampling)
+            return [v2.PILToTensor(), cut]
+        if self.crop == "resize":
+            cut_from = v2.Resize(larger(preprocessing), **resampling)
+            return [v2.PILToTensor(), cut_from, v2.RandomCrop(size)]
+        whole = whole_picture(preprocessing)
+        if self.crop == "none":
+            return whole
+        return [*whole, v2.RandomCrop(size, padding=[columns // PADDING, rows // PADDING])]
+
+    def looks(self, fill: Colour) -> list[Step]:
+        """What changes colours and shapes within the frame, on PIL images."""
+        steps: list[Step] = []
+        if self.randaugment_layers:
+            steps.append(RandAugment(self.randaugment_layers, self.randaugment_magnitude, fill))
+        if self.autoaugment:
+            policy = v2.AutoAugmentPolicy(self.autoaugment)
+            steps.append(v2.AutoAugment(policy, fill=list(fill)))
+        if self.three_augment:
+            steps.append(three_augment)
+        if self.color_jitter:
+            steps.append(v2.ColorJitter(*[self.color_jitter] * 3))
+        return steps
+
+
+def mean_colour(preprocessing: Preprocessing) -> Colour:
+    """The colour that the model sees as zero, in bytes."""
+    return tuple(round(255 * share) for share in preprocessing.mean)
+
+
+def whole_picture(preprocessing: Preprocessing) -> list[Step]:
+    """The evaluation's resize and crop, of bytes."""
+    steps: list[Step] = [v2.PILToTensor(), v2.Lambda(preprocessing.resize)]
+    return [*steps, v2.CenterCrop(preprocessing.size)] if preprocessing.short_side else steps
+
+
+def larger(preprocessing: Preprocessing) -> list[int]:
+    """Rows and columns that BiT crops from, the picture's aspect being ignored: those that
+    evaluation crops from, or BiT's own for a model that sees the whole picture, 160 for 128 and
+    448 for 384."""
+    short = min(preprocessing.size)
+    scale = 5 / 4 if short <= 128 else 7 / 6
+    if preprocessing.short_side:
+        scale = preprocessing.short_side / short
+    return [round(side * scale) for side in preprocessing.size]
+
+
+def three_augment(image: Image.Image) -> Image.Image:
+    """3-Augment (Touvron et al. 2022): greyscale, solarisation or blur, equally likely."""
+    choice = int(torch.randint(3, ()))
+    if choice == 0:
+        return image.convert("L").convert(image.mode)
+    if choice == 1:
+        return ImageOps.solarize(image)
+    radius = float(torch.empty(()).uniform_(0.1, 2.0))
+    return image.filter(ImageFilter.GaussianBlur(radius))
+
+
+def normalise(
+    images: UInt8[Tensor, "b c y x"], preprocessing: Preprocessing
+) -> Float[Tensor, "b c y x"]:
+    """Bytes as the numbers that the model takes, on whatever device they are."""
+    mean, std = colours(preprocessing, images.device)
+    return (images.float() / 255 - mean) / std
+
+
+@cache
+def colours(
+    preprocessing: Preprocessing, device: torch.device
+) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
+    """Mean and deviation, on the device once and for all: a copy for each batch would wait."""
+    values = torch.tensor([preprocessing.mean, preprocessing.std], device=device)
+    mean, std = values[:, :, None, None]
+    return mean, std
+
+
+def mix(
+    images: Float[Tensor, "b c y x"],
+    targets: Int[Tensor, " b"] | Float[Tensor, "b classes"],
+    *,
+    mixup: float,
+    cutmix: float,
+    classes: int,
+) -> tuple[Float[Tensor, "b c y x"], Float[Tensor, "b classes"]]:
+    """Each image mixed with its neighbour in the batch, and the targets in the same proportion.
+
+    With both Mixup (Zhang et al. 2017) and CutMix (Yun et al. 2019), a batch gets one of the two.
+    """
+    if mixup or cutmix:
+        return mixer(mixup, cutmix, classes)(images, targets)
+    if targets.ndim == 1:
+        targets = torch.nn.functional.one_hot(targets.long(), classes)
+    return images, targets.float()
+
+
+@cache
+def mixer(mixup: float, cutmix: float, classes: int) -> Callable[..., Any]:
+    """The transform of a batch and its targets."""
+    kinds = [(v2.MixUp, mixup), (v2.CutMix, cutmix)]
+    chosen = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha]
+    return chosen[0] if len(chosen) == 1 else v2.RandomChoice(chosen)

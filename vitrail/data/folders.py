@@ -1,0 +1,187 @@
+"""Pictures in folders: one sub-folder per class, perhaps below train, val and test.
+
+What a class folder holds, however deep, belongs to the class. Hidden files, and files that are no
+pictures by their names, are passed over.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int
+from PIL import Image
+
+from vitrail.console import say
+from vitrail.data.preprocessing import open_picture
+from vitrail.data.source import Data, listed, ordered, stable
+from vitrail.errors import FailureError, VitrailError, one_line
+
+SUFFIXES = frozenset(
+    (
+        *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "bmp", "dib", "gif", "webp", "avif"),
+        *("tif", "tiff", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k"),
+    )
+)
+"""How the names of pictures end, in either case."""
+
+PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+"""What the folders above the classes may be called, in either case."""
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """Pictures in files below one folder."""
+
+    root: Path
+    labels: tuple[str, ...]
+    targets: Int[np.ndarray, " n"]
+    names: Sequence[str]
+    files: Sequence[str]
+    """Paths below the root. Names, but for accents that this disk spells in another way."""
+
+    @property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        return np.zeros(len(self.targets), dtype=np.int64)
+
+    def picture(self, index: int) -> Image.Image:
+        return open_picture(self.root / self.files[index])
+
+
+def open_folder(folder: Path) -> Data:
+    """A folder of class folders, or of parts that are such folders."""
+    name = folder.resolve().name
+    parts = parts_of(folder)
+    if not parts:
+        return Data(name=name, train=read_classes(folder))
+    sources = {part: read_classes(folder / place) for part, place in parts.items()}
+    first, *others = parts
+    for other in others:
+        compare(folder / parts[first], sources[first], folder / parts[other], sources[other])
+    return Data(name=name, **sources)
+
+
+def parts_of(folder: Path) -> dict[str, str]:
+    """The sub-folders for train, val and test; empty where the sub-folders are classes.
+
+    A class may well be called `train`: among other folders, parts are several folders of folders.
+    """
+    below = sub_folders(folder)
+    places = [name for name in below if name.lower() in PARTS]
+    if len(places) < len(below):
+        several = sum(bool(sub_folders(folder / name)) for name in places) > 1
+        if not several or any(has_pictures(folder / name) for name in places):
+            return {}
+    parts: dict[str, str] = {}
+    for name in places:
+        if not entries_of(folder / name):
+            say(f"{folder / name}/ is empty, left out")
+        elif (other := parts.setdefault(PARTS[name.lower()], name)) != name:
+            raise VitrailError(f"{folder}/ has both {other}/ and {name}/; keep one of them")
+    return {part: parts[part] for part in ("train", "val", "test") if part in parts}
+
+
+def read_classes(folder: Path) -> FolderSource:
+    """All pictures below a folder's class folders, in the order of their names."""
+    classes = {stable(name): name for name in sub_folders(folder)}
+    if not classes:
+        raise VitrailError(
+            f"{folder}/ has no sub-folders; expected one folder per class, e.g. {folder}/cat/1.jpg"
+        )
+    found = {label: pictures_below(folder, name) for label, name in sorted(classes.items())}
+    labels = ordered(label for label, files in found.items() if files)
+    check_classes(folder, labels)
+    if empty := [label for label in found if not found[label]]:
+        say(f"{folder}/ has {len(empty)} class folders without pictures, left out: {listed(empty)}")
+    files = [file for label in labels for file in found[label]]
+    counts = [len(found[label]) for label in labels]
+    targets = np.repeat(np.arange(len(labels)), counts)
+    return FolderSource(folder, labels, targets, stable_names(files), files)
+
+
+def check_classes(folder: Path, labels: tuple[str, ...]) -> None:
+    """Two classes at least, or there is nothing to tell apart."""
+    if not labels:
+        raise VitrailError(
+            f"{folder}/ has no pictures in its sub-folders; expected e.g. {folder}/cat/1.jpg"
+        )
+    if len(labels) == 1:
+        only = folder / labels[0]
+        deeper = only.is_dir() and len(sub_folders(only)) > 1
+        hint = f"did you mean {only}?" if deeper else "expected one folder per class, two or more"
+        raise VitrailError(f"{folder}/ has pictures of one class only, '{labels[0]}'; {hint}")
+
+
+def compare(one: Path, a: FolderSource, other: Path, b: FolderSource) -> None:
+    """Parts of one data set have the same classes."""
+    for has, source, lacks, rest in ((one, a, other, b), (other, b, one, a)):
+        if more := sorted(set(source.labels) - set(rest.labels)):
+            raise VitrailError(
+                f"{has} has pictures of {listed(more)} and {lacks} has none; "
+                "give every part the same class folders"
+            )
+
+
+def stable_names(files: list[str]) -> list[str]:
+    """What the pictures are called: the very list of their paths, where that is the same."""
+    if all(map(str.isascii, files)):
+        return files
+    names = [stable(file) for file in files]
+    # Two spellings of one name can lie side by side; then each keeps its own.
+    return names if len(set(names)) == len(names) else files
+
+
+def pictures_below(root: Path, top: str) -> list[str]:
+    """Paths of all pictures in a sub-folder of the root, however deep, in order."""
+    found: list[str] = []
+    todo: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
+    while todo:
+        folder, above = todo.pop()
+        status = (root / folder).stat()
+        here = (status.st_dev, status.st_ino)
+        if here in above:  # a link that leads back up
+            continue
+        for entry in entries_of(root / folder):
+            if is_folder(entry):
+                todo.append((f"{folder}/{entry.name}", above | {here}))
+            elif is_picture(entry.name):
+                found.append(f"{folder}/{entry.name}")
+    return sorted(found, key=stable)
+
+
+def sub_folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder."""
+    return [entry.name for entry in entries_of(folder) if is_folder(entry)]
+
+
+def has_pictures(folder: Path) -> bool:
+    """Whether pictures lie in the folder itself."""
+    return any(is_picture(entry.name) and not is_folder(entry) for entry in entries_of(folder))
+
+
+def entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    """What lies in a folder, but for what systems and archivers leave there."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not is_litter(entry.name)]
+    except OSError as error:
+        raise FailureError(f"cannot read {folder} ({one_line(error)}); check its rights") from None
+
+
+def is_litter(name: str) -> bool:
+    """Hidden files, and the folders that archivers and network disks add."""
+    return name.startswith(".") or name in {"__MACOSX", "@eaDir"}
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Links are followed; one that leads in a circle is no folder."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def is_picture(name: str) -> bool:
+    """By the end of its name; whether it really is one shows when it is opened."""
+    return name.rpartition(".")[2].lower() in SUFFIXES

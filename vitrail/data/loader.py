@@ -1,0 +1,193 @@
+"""Which pictures make up each batch, and the processes that decode them.
+
+Everything random is a function of the seed and of a position in one endless stream of pictures, so
+the number of workers changes nothing, and resuming is starting the stream later.
+"""
+
+import hashlib
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from vitrail.data.source import Source
+from vitrail.errors import FailureError, VitrailError
+
+WINDOW = 16
+"""Blocks that are mixed with each other when pictures are kept in blocks (shards)."""
+CHUNK = 128
+"""The most images that one worker prepares at a time."""
+
+Broken = tuple[str, str]
+"""Name of a picture, and why it cannot be used."""
+Transform = Callable[[Image.Image], Tensor]
+
+
+def derive(*numbers: int) -> int:
+    """A seed of its own for every combination of numbers."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Stream:
+    """An endless sequence of picture numbers: one shuffled pass over the source after another."""
+
+    def __init__(
+        self,
+        targets: Int[np.ndarray, " n"],
+        blocks: Int[np.ndarray, " n"],
+        seed: int,
+        balanced: bool = False,
+    ) -> None:
+        self.targets = targets
+        self.blocks = blocks
+        self.seed = seed
+        self.balanced = balanced
+        self.kept: tuple[int, Int[np.ndarray, " n"]] | None = None
+
+    def __getitem__(self, position: int) -> int:
+        epoch, place = divmod(position, len(self.targets))
+        if self.kept is None or self.kept[0] != epoch:
+            self.kept = epoch, self.order(epoch)
+        return int(self.kept[1][place])
+
+    def order(self, epoch: int) -> Int[np.ndarray, " n"]:
+        """The order of one pass."""
+        rng = np.random.default_rng(derive(self.seed, epoch))
+        if self.balanced:
+            return self.evenly(rng)
+        if not self.blocks.any():
+            return rng.permutation(len(self.targets))
+        shuffled = rng.permutation(np.unique(self.blocks))
+        windows = [shuffled[i : i + WINDOW] for i in range(0, len(shuffled), WINDOW)]
+        return np.concatenate(
+            [rng.permutation(np.flatnonzero(np.isin(self.blocks, window))) for window in windows]
+        )
+
+    def evenly(self, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
+        """As many draws as there are pictures, every class equally often."""
+        total = len(self.targets)
+        groups = [np.flatnonzero(self.targets == label) for label in np.unique(self.targets)]
+        share = -(-total // len(groups))
+        drawn = [
+            np.concatenate([rng.permutation(group) for _ in range(-(-share // len(group)))])[:share]
+            for group in groups
+        ]
+        return rng.permutation(np.concatenate(drawn))[:total]
+
+
+class Augmented(Dataset[Any]):
+    """Training images by (position, index): what chance does to one depends on its position."""
+
+    def __init__(self, source: Source, transform: Transform, seed: int) -> None:
+        self.source = source
+        self.targets = source.targets
+        self.transform = transform
+        self.seed = seed
+
+    def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int, list[Broken]]:
+        position, wanted = index
+        picture, found, broken = self.whole(wanted)
+        state = torch.get_rng_state() if get_worker_info() is None else None
+        torch.default_generator.manual_seed(derive(self.seed, position))
+        image = self.transform(picture)
+        if state is not None:
+            torch.set_rng_state(state)
+        return image, int(self.targets[found]), broken
+
+    def whole(self, index: int) -> tuple[Image.Image, int, list[Broken]]:
+        """The picture, or the next one that can be decoded; batches keep their size."""
+        broken: list[Broken] = []
+        total = len(self.targets)
+        for other in range(index, index + total):
+            try:
+                return self.source.picture(other % total), other % total, broken
+            except FailureError:
+                raise  # a network or a disk that fails is no fault of the picture's
+            except VitrailError as error:
+                broken.append((self.source.names[other % total], str(error)))
+        raise VitrailError(f"none of the {total} training pictures can be decoded")
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of each batch that one process works on, cut into chunks for the workers."""
+
+    stream: Stream
+    batch: int
+    rank: int
+    world: int
+    start: int
+    """The first step."""
+
+    @property
+    def chunks_per_step(self) -> int:
+        """Chunks that make up this process's share of one batch."""
+        return -(-(self.batch // self.world) // CHUNK)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        step = self.start
+        while True:
+            first = step * self.batch
+            mine = range(first + self.rank, first + self.batch, self.world)
+            for i in range(0, len(mine), CHUNK):
+                yield [(position, self.stream[position]) for position in mine[i : i + CHUNK]]
+            step += 1
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One process's share of the images of an update."""
+
+    images: Tensor
+    targets: Int[Tensor, " b"]
+    broken: Sequence[Broken] = ()
+
+
+def training_batches(
+    dataset: Augmented, share: Share, *, workers: int, device: torch.device
+) -> Iterator[Batch]:
+    """The batches from step `share.start` on, without end, on the device."""
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_sampler=share,  # type: ignore[arg-type]  # torch asks for a length it never uses
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=quietly,
+        prefetch_factor=4 if workers else None,
+        # The common one belongs to the model, whose course must not depend on being fed.
+        generator=torch.Generator(),
+    )
+    chunks = iter(loader)
+    while True:
+        parts = [next(chunks) for _ in range(share.chunks_per_step)]
+        images = [images.to(device, non_blocking=True) for images, _, _ in parts]
+        targets = [targets.to(device, non_blocking=True) for _, targets, _ in parts]
+        yield Batch(
+            images=images[0] if len(images) == 1 else torch.cat(images),
+            targets=targets[0] if len(targets) == 1 else torch.cat(targets),
+            broken=[pair for _, _, broken in parts for pair in broken],
+        )
+
+
+def collate(
+    items: list[tuple[Tensor, int, list[Broken]]],
+) -> tuple[Tensor, Int[Tensor, " b"], list[Broken]]:
+    """One chunk."""
+    images, targets, broken = zip(*items, strict=True)
+    return torch.stack(images), torch.tensor(targets), [pair for pairs in broken for pair in pairs]
+
+
+def quietly(worker: int) -> None:
+    """Workers leave Ctrl-C and termination to the main process, which has a checkpoint to write."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(1)

@@ -1,0 +1,66 @@
+"""Data from wherever it lies, in its three parts."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from vitrail.console import say
+from vitrail.data import catalogue
+from vitrail.data.folders import open_folder
+from vitrail.data.shard_files import is_url
+from vitrail.data.shard_patterns import holds_shards, looks_like_shards
+from vitrail.data.shards import open_shards
+from vitrail.data.source import Data
+from vitrail.data.splits import How, hold_out, random_subset
+from vitrail.data.store import is_store, open_store
+from vitrail.errors import VitrailError, did_you_mean
+
+
+def open_data(
+    where: str | Path,
+    *,
+    val: float = 0.1,
+    test: float = 0.1,
+    split: How = "hash",
+    subset: int = 0,
+    seed: int = 0,
+) -> Data:
+    """A folder, tar files, a store or a name of the catalogue, with train, val and test.
+
+    What the data does not bring is taken out of train: fractions `test`, then `val`; then `subset`
+    pictures of train are drawn by the `seed`. Zero takes nothing out, or keeps all.
+    """
+    data = hold_out(as_brought(where), val=val, test=test, how=split)
+    if not subset:
+        return data
+    return replace(data, train=random_subset(data.part("train"), subset, seed))
+
+
+def as_brought(where: str | Path) -> Data:
+    """The data with the parts that it comes with."""
+    path = Path(where).expanduser()
+    if where in catalogue.CATALOGUE:
+        if path.exists():
+            say(f"{where} is taken from the catalogue; write ./{where} for the folder here")
+        return catalogue.open_named(str(where))
+    if is_store(path):
+        return open_store(path)
+    if is_url(str(where)) or looks_like_shards(str(where)):
+        return open_shards(str(where) if is_url(str(where)) else str(path))
+    if not path.is_dir():
+        raise nothing_there(str(where))
+    return open_shards(str(path)) if holds_shards(path) else open_folder(path)
+
+
+def nothing_there(where: str) -> VitrailError:
+    """Neither a path nor a name."""
+    place = Path(where)
+    with suppress(OSError):
+        if place.expanduser().is_file():
+            return VitrailError(f"{where} is a file; expected a folder with one folder per class")
+    beside = [str(place.with_name(path.name)) for path in place.expanduser().parent.glob("*")]
+    near = did_you_mean(where, [*catalogue.CATALOGUE, *beside])
+    return VitrailError(
+        f"'{where}' is no folder, no tar file and no name of the catalogue"
+        f"{near or '; give a folder with one folder per class'}"
+    )

@@ -1,0 +1,233 @@
+"""Pictures in tar files, in the WebDataset layout or in class folders inside the tar.
+
+Files that share a path up to the first dot of the last name are one sample: a picture, and a `.cls`
+or `.json` with its class. Where no tar has any of these, the folder that a picture lies in is its
+class, and a folder called train, val or test above that its part.
+"""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, Int64
+from PIL import Image
+
+from vitrail.console import say
+from vitrail.data import shard_index
+from vitrail.data.folders import PARTS
+from vitrail.data.preprocessing import decode
+from vitrail.data.shard_files import Shard, fetched, is_url, on_file, path_of
+from vitrail.data.shard_index import CLASS_LISTS, Index
+from vitrail.data.shard_patterns import addresses_of, name_of, part_in
+from vitrail.data.source import Data, listed, ordered
+from vitrail.errors import FailureError, VitrailError
+from vitrail.web import cache, fetch_file, place
+
+FORMAT = 1
+"""Raised when indices are made in another way, so that old ones are not read."""
+MOST_CLASSES = 1_000_000
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """Pictures in tar files, read by their place."""
+
+    labels: tuple[str, ...]
+    targets: Int[np.ndarray, " n"]
+    names: Sequence[str]
+    shards: tuple[Shard, ...]
+    blocks: Int[np.ndarray, " n"]
+    """The number of each picture's shard."""
+    offsets: Int64[np.ndarray, " n"]
+    sizes: Int64[np.ndarray, " n"]
+
+    def picture(self, index: int) -> Image.Image:
+        shard = self.shards[self.blocks[index]]
+        data = shard.read(int(self.offsets[index]), int(self.sizes[index]))
+        return decode(BytesIO(data), f"{self.names[index]} in {shard.name}")
+
+
+def open_shards(pattern: str) -> Data:
+    """The data in the tar files that a path, a pattern, an address or a folder stands for."""
+    pattern = pattern if is_url(pattern) else str(Path(pattern))
+    base, addresses = addresses_of(pattern)
+    indices = [index_of(address) for address in addresses]
+    for address, index in zip(addresses, indices, strict=True):
+        if index.damage:
+            n = len(index.offsets)
+            say(f"{address} is damaged after {n:,} pictures ({index.damage}); the rest is left out")
+    parts = [part_in(address.removeprefix(base)) or "train" for address in addresses]
+    return Data(name=name_of(pattern), **interpret(addresses, indices, parts))
+
+
+# What lies in them.
+
+
+def index_of(address: str) -> Index:
+    """The index of a tar file, from the cache or made now."""
+    key = address if is_url(address) else on_file(address, version)
+    digest = hashlib.sha256(f"{FORMAT}\0{key}".encode("utf-8", "surrogateescape")).hexdigest()
+    kept = cache() / "shards" / "index" / f"{digest[:32]}.npz"
+    index = shard_index.load(kept)
+    if index is None or (is_url(address) and is_outdated(index, fetched(address))):
+        index = on_file(address, lambda path: shard_index.build(path, address))
+        index.save(kept)
+    return index
+
+
+def version(path: Path) -> str:
+    """A file of this machine as it is now."""
+    status = path.stat()
+    return f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+
+
+def is_outdated(index: Index, path: Path) -> bool:
+    """Whether something else has been fetched since: what lies behind an address may change."""
+    try:
+        length, beginning = path.stat().st_size, shard_index.beginning_of(path)
+    except OSError:  # not here now
+        return False
+    return (length, beginning) != (index.length, index.beginning)
+
+
+# What that means.
+
+
+def interpret(
+    addresses: Sequence[str], indices: Sequence[Index], parts: Sequence[str]
+) -> dict[str, ShardSource]:
+    """The pictures of all shards, by part; `parts` says whose part the shards' names speak of."""
+    labelled = any(any(index.told) for index in indices)
+    seen = [
+        place_of(member, told if labelled else None, part)
+        for index, part in zip(indices, parts, strict=True)
+        for member, told in zip(index.members, index.told, strict=True)
+    ]
+    used = {label for _, label, _ in seen} - {""}
+    check_labels(addresses, used)
+    if missing := sum(not label for _, label, _ in seen):
+        say(f"{missing:,} pictures without a label are left out")
+    numbers, labels = numbered(used, addresses, indices) if labelled else by_name(used)
+    shards = tuple(
+        Shard(address, index.length, index.beginning)
+        for address, index in zip(addresses, indices, strict=True)
+    )
+    blocks = np.repeat(np.arange(len(indices)), [len(index.offsets) for index in indices])
+    offsets = np.concatenate([index.offsets for index in indices])
+    sizes = np.concatenate([index.sizes for index in indices])
+    sources = {}
+    for part in ("train", "val", "test"):
+        rows = np.array([i for i, row in enumerate(seen) if row[0] == part and row[1]], dtype=int)
+        if len(rows):
+            sources[part] = ShardSource(
+                labels,
+                np.array([numbers[seen[i][1]] for i in rows]),
+                unique([seen[i][2] for i in rows], [shards[block].name for block in blocks[rows]]),
+                shards,
+                blocks[rows],
+                offsets[rows],
+                sizes[rows],
+            )
+    check_parts(addresses, sources)
+    return sources
+
+
+def place_of(member: str, told: str | None, part: str) -> tuple[str, str, str]:
+    """A picture's part, its label, and its name, which is that of a file in a class folder."""
+    *folders, file = member.split("/")
+    label = (folders.pop() if folders else "") if told is None else told
+    above = (PARTS[folder.lower()] for folder in reversed(folders) if folder.lower() in PARTS)
+    return next(above, part), label, member if told is not None else f"{label}/{file}"
+
+
+def check_labels(addresses: Sequence[str], used: set[str]) -> None:
+    """Two classes at least."""
+    if not used:
+        raise VitrailError(
+            f"{addresses[0]} says no classes; expected <key>.cls or <key>.json beside each "
+            "<key>.jpg, or <class>/<name>.jpg"
+        )
+    if len(used) == 1:
+        raise VitrailError(f"{addresses[0]} has one class only, {listed([*used])}; two are needed")
+
+
+def check_parts(addresses: Sequence[str], sources: dict[str, ShardSource]) -> None:
+    """Nothing is asked for in val or test that train does not teach."""
+    train = sources.get("train")
+    for part, source in sources.items():
+        unknown = [] if train is None else np.setdiff1d(source.targets, train.targets)
+        if len(unknown):
+            names = listed([source.labels[number] for number in unknown])
+            raise VitrailError(
+                f"{addresses[0]} has pictures of {names} in {part} and none in train; "
+                "give every part the same classes"
+            )
+
+
+def by_name(used: set[str]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Classes in their order, and the number of each."""
+    labels = ordered(used)
+    return {label: number for number, label in enumerate(labels)}, labels
+
+
+def numbered(
+    used: set[str], addresses: Sequence[str], indices: Sequence[Index]
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """The number of each label: itself, where all are numbers; a list may then name the classes."""
+    if not all(re.fullmatch("[0-9]{1,9}", label) for label in used):
+        return by_name(used)
+    numbers = {label: int(label) for label in used}
+    classes = max(numbers.values()) + 1
+    if classes > MOST_CLASSES:
+        raise VitrailError(f"{addresses[0]} has the label {classes - 1}; expected class numbers")
+    names = next((tuple(index.classes) for index in indices if index.classes), ())
+    names = names or class_list(addresses[0])
+    if not names:
+        return numbers, tuple(map(str, range(classes)))
+    if len(names) < classes:
+        raise VitrailError(
+            f"the class list of {addresses[0]} has {len(names)} lines and there is a label "
+            f"{classes - 1}; numbers begin with 0"
+        )
+    return numbers, names
+
+
+def class_list(address: str) -> tuple[str, ...]:
+    """The class list that lies beside a shard; empty where none does."""
+    folder = path_of(address).rpartition("/")[0] if "/" in address else "."
+    for name in CLASS_LISTS:
+        path = fetched_list(f"{folder}/{name}") if is_url(address) else Path(folder, name)
+        if path.is_file() and (lines := path.read_text("utf-8", "replace").strip()):
+            return tuple(line.strip() for line in lines.splitlines())
+    return ()
+
+
+def fetched_list(url: str) -> Path:
+    """A class list of the web; an empty file remembers that there is none."""
+    folder = cache() / "shards" / "classes"
+    try:
+        return fetch_file(url, folder)
+    except FailureError:
+        raise
+    except VitrailError:
+        path = place(url, folder)
+        path.touch()
+        return path
+
+
+def unique(names: list[str], shards: list[str]) -> list[str]:
+    """Names that come again get their shard's before them; the first keeps its own."""
+    if len(set(names)) == len(names):
+        return names
+    seen: set[str] = set()
+    for i, shard in enumerate(shards):
+        if names[i] in seen:
+            names[i] = f"{shard.removesuffix('.tar')}/{names[i]}"
+        while names[i] in seen:
+            names[i] += "+"
+        seen.add(names[i])
+    return names

@@ -1,0 +1,33 @@
+"""Do the model and the data speak of the same classes?"""
+
+from collections.abc import Collection, Sequence
+
+from vitrail.errors import VitrailError
+
+ADVICE = "train a new head first, with model.init=MODEL"
+
+
+def class_order(
+    known: Sequence[str], labels: Sequence[str], data: str = "the data set"
+) -> list[int] | None:
+    """Where each of the data's classes stands among the model's; None where they stand alike, or
+    where the model does not name its classes."""
+    if not known or tuple(known) == tuple(labels):
+        return None
+    places = {name: place for place, name in enumerate(known)}
+    if len(places) == len(known) == len(labels) and set(places) == set(labels):
+        return [places[name] for name in labels]
+    missing, others = set(labels) - set(known), set(known) - set(labels)
+    if missing:
+        reason = f"{few(missing)} unknown to the model"
+    elif others:
+        reason = f"{few(others)} not in {data}"
+    else:
+        reason = "classes share a name, and stand in another order"
+    counts = f"this model knows {len(known)} classes, {data} has {len(labels)}"
+    raise VitrailError(f"{counts} ({reason}); {ADVICE}")
+
+
+def few(names: Collection[str]) -> str:
+    """Up to three names."""
+    return ", ".join(f"'{name}'" for name in sorted(names)[:3]) + (", …" if len(names) > 3 else "")

@@ -1,0 +1,90 @@
+"""An evaluation as a person reads it on a terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vitrail.console import table
+
+MANY = 30
+"""Classes up to which each has its line."""
+WORST = 10
+"""How many classes are shown where there are more."""
+FEW = 5
+"""How many confusions and broken pictures are named."""
+
+
+def show(result: dict[str, Any]) -> None:
+    """The whole summary on stdout."""
+    import click
+
+    for line in headline(result):
+        click.echo(line)
+    click.echo()
+    columns, rows = classes(result)
+    table(columns, rows)
+    for line in closing(result):
+        click.echo(line)
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """All of the summary but the table of classes."""
+    return headline(result) + closing(result)
+
+
+def headline(result: dict[str, Any]) -> list[str]:
+    """The averages, each with its 95 % interval."""
+    names = {
+        "top1": "top-1",
+        "top5": "top-5",
+        "balanced_accuracy": "balanced accuracy",
+        "macro_f1": "macro-F1",
+    }
+    found = [
+        f"{name:<17}  {percent(result[key]):>8}  {between(result['intervals'][key])}"
+        for key, name in names.items()
+    ]
+    found[0] += f"  n = {result['n']:,}, {result['data']} ({result['split']})"
+    return [*found, f"{'calibration error':<17}  {percent(result['ece']):>8}"]
+
+
+def classes(result: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Columns and rows of the table of classes: all of them, or the worst of many."""
+    shown = result["per_class"]
+    if len(shown) > MANY:
+        shown = sorted((row for row in shown if row["n"]), key=lambda row: row["f1"])[:WORST]
+    columns = ("class", "n", "precision", "recall", "F1", "95 % interval of recall")
+    return columns, [
+        (
+            row["name"],
+            f"{row['n']:,}",
+            percent(row["precision"]),
+            percent(row["recall"]),
+            percent(row["f1"]),
+            between(row["interval"]),
+        )
+        for row in shown
+    ]
+
+
+def closing(result: dict[str, Any]) -> list[str]:
+    """What stands below the table: what it leaves out, what is confused, what was broken."""
+    found = []
+    if (n := len(result["per_class"])) > MANY:
+        found.append(f"the {WORST} worst of {n:,} classes, by F1; --json lists all")
+    for pair in result["confused"][:FEW]:
+        found.append(f"confused  {pair['truth']} taken for {pair['guess']}, {pair['n']:,} ×")
+    if broken := result["broken"]:
+        found.append(f"broken    could not be read and not counted: {len(broken):,}")
+        found += [f"          {name}: {reason}" for name, reason in broken[:FEW]]
+    return found
+
+
+def percent(share: float) -> str:
+    """With two decimals, as accuracies are published."""
+    return f"{100 * share:.2f} %"
+
+
+def between(interval: Sequence[float]) -> str:
+    """Both ends in per cent."""
+    low, high = (100 * end for end in interval)
+    return f"{low:.1f} – {high:.1f} %"

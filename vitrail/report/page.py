@@ -1,0 +1,42 @@
+"""The page of one run."""
+
+from pathlib import Path
+
+from vitrail.report import progress, sections
+from vitrail.report.charts import calibration
+from vitrail.report.comparison import compare as compare
+from vitrail.report.folder import Run, read_run
+from vitrail.report.rendering import put, render
+
+
+def write(run: Path) -> Path:
+    """Write report.html into a run folder, from the files it holds, and say where it is."""
+    return put(page(read_run(run)), run / "report.html")
+
+
+def page(run: Run) -> str:
+    """The page as text."""
+    result = run.result
+    word, sentence = sections.status(run)
+    return render(
+        "run.html",
+        run=run,
+        info=run.info,
+        notes=run.notes,
+        headline=sections.headline(run),
+        status=word,
+        sentence=sentence,
+        facts=sections.facts(run),
+        charts={against: progress.charts(run, against) for against in ("step", "seconds")},
+        curve_notes=progress.curve_notes(run),
+        curve_caption=progress.curve_caption(run),
+        result=result,
+        heat=sections.heat(result) if result else [],
+        class_tables=sections.class_tables(result) if result else ([], []),
+        confidence=sections.confidence(result) if result else "",
+        calibration=calibration("calibration", result.calibration) if result else "",
+        changed=sections.changed(run),
+        setting_groups=sections.setting_groups(run),
+        environment=sections.environment(run),
+        broken=sections.broken(run),
+    )

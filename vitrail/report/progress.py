@@ -1,0 +1,134 @@
+"""How training went: the curves of one run and what to know when reading them."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vitrail.report.charts import NARROW, WIDE, Frame, curves
+from vitrail.report.curves import MOST_POINTS, line, not_a_number, steps_per_epoch
+from vitrail.report.folder import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Key:
+    """A colour of a chart and what it stands for."""
+
+    colour: str
+    label: str
+    event: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A drawing with its title and the meaning of its colours."""
+
+    title: str
+    keys: tuple[Key, ...]
+    unit: str = ""
+    scale: float = 1.0
+    size: tuple[int, int] = NARROW
+    svg: str = ""
+
+    @property
+    def wide(self) -> bool:
+        """Two fit beside each other, of the others three."""
+        return self.size == WIDE
+
+
+CHARTS = (
+    Chart(
+        title="Loss",
+        keys=(
+            Key(colour="train", label="train", event="train", name="loss"),
+            Key(colour="val", label="val", event="val", name="loss"),
+        ),
+        size=WIDE,
+    ),
+    Chart(
+        title="Accuracy on val",
+        keys=(
+            Key(colour="val", label="top-1", event="val", name="top1"),
+            Key(colour="second", label="top-5", event="val", name="top5"),
+        ),
+        unit=" %",
+        scale=100.0,
+        size=WIDE,
+    ),
+    Chart(
+        title="Learning rate",
+        keys=(Key(colour="train", label="", event="train", name="lr"),),
+    ),
+    Chart(
+        title="Gradient norm",
+        keys=(Key(colour="train", label="", event="train", name="grad_norm"),),
+    ),
+    Chart(
+        title="Images per second",
+        keys=(Key(colour="train", label="", event="train", name="images_per_second"),),
+    ),
+    Chart(
+        title="FLOP utilisation",
+        keys=(Key(colour="train", label="", event="train", name="mfu"),),
+        unit=" %",
+        scale=100.0,
+    ),
+)
+
+
+def charts(run: Run, against: str) -> list[Chart]:
+    """The curves that the metrics allow, against `step` or `seconds`."""
+    events = {"train": run.train, "val": run.val}
+    per_epoch = steps_per_epoch(run.train if run.train else run.val)
+    drawn = []
+    for number, chart in enumerate(CHARTS):
+        frame = Frame(
+            title=chart.title,
+            against=against,
+            per_epoch=per_epoch if against == "step" else 0.0,
+            unit=chart.unit,
+            mark=best_place(run, against) if chart.wide else float("nan"),
+            size=chart.size,
+        )
+        lines = [
+            line(events[key.event], key.name, against=against, colour=key.colour, scale=chart.scale)
+            for key in chart.keys
+        ]
+        svg = curves(f"{against}{number}", frame, lines)
+        keys = tuple(
+            key for key, one in zip(chart.keys, lines, strict=True) if np.isfinite(one.y).any()
+        )
+        drawn.append(replace(chart, keys=keys, svg=svg))
+    return [chart for chart in drawn if chart.svg]
+
+
+def best_place(run: Run, against: str) -> float:
+    """Where on the axis val was best."""
+    step = run.info.fields("best").number("step")
+    if against == "step":
+        return step
+    places = run.val.column(against)[run.val.column("step") == step]
+    return float(places[-1]) if len(places) else float("nan")
+
+
+def curve_notes(run: Run) -> list[str]:
+    """What the reader of the curves should know."""
+    notes = [not_a_number(run.train, name) for name in ("loss", "grad_norm")]
+    notes.append(not_a_number(run.val, "loss"))
+    if run.notes["metrics.jsonl"]:
+        notes.append(f"metrics.jsonl {run.notes['metrics.jsonl']}.")
+    return list(filter(None, notes))
+
+
+def curve_caption(run: Run) -> str:
+    """What a point of a curve stands for."""
+    said = [f"Training as logged, {len(run.train):,} lines."] if run.train else []
+    if len(run.train) > MOST_POINTS:
+        said.append(
+            "Several lines fall on one point: the line is their mean, the band their range."
+        )
+    if run.val:
+        said.append(f"Every validation on n = {run.val.n:,} images.")
+    if np.isfinite(run.info.fields("best").number("step")):
+        said.append("The dotted line marks the best step on val.")
+    return " ".join(said)

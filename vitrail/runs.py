@@ -1,0 +1,284 @@
+"""The run folder: everything about one run, readable by people and by every other verb.
+
+config.toml        the resolved settings; itself a recipe
+run.json           command, commit, versions, hardware, seed, times, status, best score
+metrics.jsonl      one JSON object per event: the only source of curves
+log.txt            what the terminal said
+model.safetensors  the weights that were kept, with classes and preprocessing
+last.pt            all that an exact resume needs
+augmented.jpg      training images as the model saw them
+evaluation/*.json  one per evaluated part of the data
+report.html        all of the above on one page
+"""
+
+import json
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from vitrail import __version__
+from vitrail.config import Config
+from vitrail.console import say
+from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.settings import changed, load, to_toml
+from vitrail.weights.files import replace_with
+
+LONGEST_NAME = 120
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. Of several processes, only the main one has a `Run` that `writes`."""
+
+    folder: Path
+    writes: bool = True
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / "model.safetensors"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "last.pt"
+
+    def info(self) -> dict[str, Any]:
+        """What run.json says; empty where there is none."""
+        return read_json(self.folder / "run.json")
+
+    def update(self, **facts: Any) -> None:
+        """Changes facts in run.json."""
+        if self.writes:
+            write_text(self.folder / "run.json", json.dumps(self.info() | facts, indent=2) + "\n")
+
+    def say(self, line: str) -> None:
+        """One line on the terminal and in log.txt."""
+        if self.writes:
+            say(line)
+            append(self.folder / "log.txt", line)
+
+    def event(self, **values: Any) -> None:
+        """One line in metrics.jsonl."""
+        if self.writes:
+            append(self.folder / "metrics.jsonl", json.dumps(values))
+
+    def events(self) -> list[dict[str, Any]]:
+        """What metrics.jsonl holds; a line cut short by a crash is left out."""
+        path = self.folder / "metrics.jsonl"
+        return read_lines(path) if path.exists() else []
+
+    def forget_after(self, step: int) -> None:
+        """Drops the events after a step: a resumed run will live through them again."""
+        if self.writes:
+            kept = [json.dumps(event) for event in self.events() if event.get("step", 0) <= step]
+            write_text(self.folder / "metrics.jsonl", "".join(line + "\n" for line in kept))
+
+    def write_evaluation(self, split: str, result: Mapping[str, Any]) -> Path:
+        """Keeps what an evaluation found."""
+        path = self.folder / "evaluation" / f"{split}.json"
+        if self.writes:
+            make_folder(path.parent)
+            write_text(path, json.dumps(result, ensure_ascii=False) + "\n")
+        return path
+
+    def evaluation(self, split: str) -> dict[str, Any]:
+        """What an evaluation found; empty where there was none."""
+        return read_json(self.folder / "evaluation" / f"{split}.json")
+
+
+def create(folder: Path, config: Config, facts: Mapping[str, Any], resume: bool) -> Run:
+    """A new run folder, or the old one to go on with; nothing is ever overwritten."""
+    run = Run(folder)
+    if (folder / "run.json").exists() and not resume:
+        raise VitrailError(
+            f"{folder} holds {described(run)}; resume it with --resume, or choose another folder "
+            "with --out"
+        )
+    if (folder / "config.toml").exists() and resume:
+        refuse_other(folder, config)
+    make_folder(folder)
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)  # what a killed sitting was writing
+    write_text(folder / "config.toml", to_toml(config))
+    if not run.info():
+        run.update(name=folder.name, started=now(), seconds=0.0, best=None, **facts)
+    run.update(status="running", message="", resumed=resume)
+    return run
+
+
+def refuse_other(folder: Path, config: Config) -> None:
+    """A run goes on as it began; only how the machine is used may change."""
+    began = load(folder / "config.toml")
+    differing = [
+        setting
+        for setting in changed(config, began)
+        if not setting.startswith(("system.", "sweep."))
+    ]
+    if differing:
+        raise VitrailError(
+            f"{folder} was begun with other settings than {', '.join(differing)}; leave them out "
+            "to resume it, or choose another folder with --out"
+        )
+
+
+def described(run: Run) -> str:
+    """`a finished run (94.12 %)`."""
+    status = run.info().get("status", "unfinished")
+    top1 = score(run)[0]
+    told = f" ({100 * top1:.2f} %)" if top1 is not None else ""
+    return f"{'an' if status[0] in 'aeiou' else 'a'} {status} run{told}"
+
+
+def score(run: Run) -> tuple[float | None, str, int]:
+    """The run's top-1, where it was measured and on how many images: test before val."""
+    for split in ("test", "val"):
+        if found := run.evaluation(split):
+            return found.get("top1"), split, found.get("n", 0)
+    best = run.info().get("best") or {}
+    return best.get("top1"), "val", best.get("n", 0)
+
+
+def name_of(recipe: str, settings: Sequence[str]) -> str:
+    """A folder's name: the recipe, or the data, and what was changed in it."""
+    told = [setting for setting in settings if not setting.startswith("system.")]
+    parts = [recipe, *(shortened(setting) for setting in told)]
+    name = "+".join(re.sub(r"[^\w.=-]+", "-", part).strip("-.") for part in parts)
+    if len(name) > LONGEST_NAME:
+        name = f"{name[: LONGEST_NAME - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
+    return name
+
+
+def shortened(setting: str) -> str:
+    """Of a value that is a path, its last part."""
+    key, _, value = setting.partition("=")
+    return f"{key}={value if len(value) < 20 else Path(value).name}"
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run."""
+    return (folder / "run.json").is_file() and (folder / "config.toml").is_file()
+
+
+def find(root: Path) -> list[Run]:
+    """The runs below a folder, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [Run(path.parent, writes=False) for path in root.rglob("run.json")]
+    return sorted(
+        (run for run in found if is_run(run.folder)),
+        key=lambda run: (str(run.info().get("started", "")), str(run.folder)),
+    )
+
+
+def row(run: Run) -> dict[str, Any]:
+    """A line of the table of runs."""
+    info = run.info()
+    top1, split, n = score(run)
+    return {
+        "run": str(run.folder),
+        "status": info.get("status", ""),
+        "top1": top1,
+        "n": n,
+        "split": split if top1 is not None else "",
+        "parameters": info.get("model", {}).get("parameters"),
+        "seconds": info.get("seconds", 0.0),
+        "started": info.get("started", ""),
+    }
+
+
+def provenance(command: Sequence[str]) -> dict[str, Any]:
+    """What made this run: command, code and versions."""
+    import torch
+    import torchvision
+
+    commit, dirty = code_version()
+    return {
+        "command": shlex.join(command),
+        "commit": commit,
+        "dirty": dirty,
+        "versions": {
+            "vitrail": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+        },
+    }
+
+
+def code_version() -> tuple[str, bool]:
+    """Commit of the checkout this code runs from, and whether it has changes; ("", False) for an
+    installed package."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return "", False
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", root, *words], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain"))
+    except OSError:
+        return "", False
+
+
+def now() -> str:
+    """The time, to the second, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is missing or broken."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON lines."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [value for value in found if isinstance(value, dict)]
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole file or none of it."""
+    replace_with(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def append(path: Path, line: str) -> None:
+    """One line at the end of a file."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise FailureError(f"cannot write {path} ({one_line(error)})") from None
+
+
+def make_folder(folder: Path) -> None:
+    """The folder and those above it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FailureError(f"cannot create {folder} ({one_line(error)})") from None
+
+
+def command_line() -> list[str]:
+    """The command this process was started with, as a user would type it."""
+    program = Path(sys.argv[0]).name
+    if program in ("vitrail", "__main__.py"):
+        return ["vitrail", *sys.argv[1:]]
+    return [Path(sys.executable).name, *sys.argv]

@@ -1,0 +1,1 @@
+"""Model + data + objective → a better model: the only loop."""

@@ -1,0 +1,103 @@
+"""From settings to what a run works with: the model, its preprocessing, its length."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vitrail import config
+from vitrail.config import Config
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.source import Data
+from vitrail.errors import VitrailError
+from vitrail.model import Classifier, create
+from vitrail.model.checks import as_size
+from vitrail.model.variants import name
+from vitrail.settings import build, put, to_flat
+from vitrail.training.hyperrule import hyperrule
+from vitrail.training.loop import Length
+from vitrail.weights.loading import load
+
+SAMPLED = 64
+"""Pictures that the HyperRule looks at to learn their size."""
+FROM_SCRATCH_CROP = 0.875
+"""256 to 224 pixels, as ImageNet is usually evaluated."""
+
+
+def build_model(settings: config.Model, data: config.Data, labels: tuple[str, ...]) -> Classifier:
+    """The model to train, with the classes of the data and the preprocessing it will be used with.
+
+    Weights that already know exactly these classes keep their head; others get a zero one (R24).
+    """
+    if settings.init:
+        model = from_weights(settings, data, labels)
+    elif settings.variant:
+        model = create(
+            settings.variant, classes=len(labels), size=data.size, **chosen_options(settings)
+        )
+    else:
+        raise VitrailError("neither model.variant nor model.init says which model to train")
+    model.labels = labels
+    model.preprocess = evaluation_preprocessing(model.preprocess, data)
+    return model.float()
+
+
+def chosen_options(settings: config.Model) -> dict[str, Any]:
+    """The options that differ from the variant's own."""
+    names = ("width", "depth", "heads", "mlp", "pool", "positions", "injection", "hidden")
+    more = ("head_bias", "layer_scale", "dropout", "drop_path")
+    return {key: value for key in (*names, *more) if (value := getattr(settings, key))}
+
+
+def from_weights(settings: config.Model, data: config.Data, labels: tuple[str, ...]) -> Classifier:
+    """Trained weights, at the size and with the classes of the data."""
+    rates = {key: v for key in ("dropout", "drop_path") if (v := getattr(settings, key))}
+    model = load(settings.init, size=data.size, **rates)
+    found = name(model.architecture)
+    if settings.variant not in ("", found):
+        raise VitrailError(
+            f"model.init = {settings.init} is a {found}, not model.variant = {settings.variant}"
+        )
+    if model.head is None or model.labels != labels:
+        model.replace_head(len(labels), settings.head_bias)
+    return model
+
+
+def evaluation_preprocessing(of_weights: Any, data: config.Data) -> Preprocessing:
+    """How pictures are prepared for evaluation and use, at the size of this run."""
+    size = as_size(data.size)
+    known = of_weights if isinstance(of_weights, Preprocessing) else None
+    crop = data.crop
+    if crop < 0:
+        crop = min(known.size) / known.short_side if known and known.short_side else 0.0
+        if known is None:
+            crop = FROM_SCRATCH_CROP
+    short_side = round(min(size) / crop) if crop else 0
+    return replace(known or Preprocessing(), size=size, short_side=short_side)
+
+
+def resolve(settings: Config, data: Data) -> Config:
+    """The settings with BiT's HyperRule worked out, where they ask for it."""
+    if not settings.train.hyperrule:
+        return settings
+    train = data.part("train")
+    some = np.linspace(0, len(train.targets) - 1, SAMPLED, dtype=int)
+    sides = [min(train.picture(int(index)).size) for index in sorted(set(some))]
+    found = hyperrule(len(train.targets), float(np.median(sides)))
+    values = to_flat(settings)
+    for key, value in (found | {"train.hyperrule": False}).items():
+        put(values, key, list(value) if isinstance(value, tuple) else value)
+    return build(values)
+
+
+def length_of(settings: Config, images: int) -> Length:
+    """How long the run is, in updates or seconds."""
+    train = settings.train
+    if train.minutes:
+        return Length(seconds=60 * train.minutes)
+    steps = train.steps or round(train.epochs * images / train.batch)
+    if train.epochs:
+        steps = max(1, steps)
+    if not steps:
+        raise VitrailError("how long to train? set train.steps, train.epochs or train.minutes")
+    return Length(steps=steps)

@@ -1,0 +1,68 @@
+"""Who trains what, on what, with what: the first lines of a run, and the facts behind them."""
+
+from pathlib import Path
+from typing import Any
+
+from vitrail.config import Config
+from vitrail.console import duration
+from vitrail.data.source import Data
+from vitrail.model import Classifier
+from vitrail.model.variants import name
+from vitrail.training.devices import Devices
+from vitrail.training.loop import Length
+from vitrail.weights.listing import count
+
+
+def describe(
+    config: Config, data: Data, model: Classifier, where: Devices, length: Length
+) -> dict[str, Any]:
+    """For run.json."""
+    cost = count(model.architecture)
+    parts = {"train": data.train, "val": data.val, "test": data.test}
+    return {
+        "seed": config.seed,
+        "hardware": where.hardware(),
+        "device": str(where.device),
+        "precision": str(where.precision).removeprefix("torch."),
+        "processes": where.world,
+        "steps": length.steps,
+        "data": {
+            "name": data.name,
+            "classes": len(data.labels),
+            "labels": list(data.labels),
+            **{key: None if part is None else len(part.targets) for key, part in parts.items()},
+            "broken": [],
+        },
+        "model": {
+            "name": name(model.architecture),
+            "parameters": cost.parameters,
+            "gmacs": cost.gmacs,
+            "size": list(model.architecture.size),
+            "init": config.model.init,
+        },
+    }
+
+
+def lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:
+    """For the terminal."""
+    data, model, train = info["data"], info["model"], config.train
+    counts = [f"{data[part]:,} {part}" for part in ("train", "val", "test") if data[part]]
+    changes = "".join(f"  + {setting}" for setting in info.get("changed", ()))
+    begun = f"from {Path(config.model.init).name}" if config.model.init else "from scratch"
+    rows, columns = model["size"]
+    long = f"{info['steps']:,} steps" if info["steps"] else duration(60 * train.minutes)
+    told = [
+        f"recipe   {info.get('recipe', 'from Python')}{changes}",
+        f"data     {data['name']}  {' · '.join(counts)} · {data['classes']} classes",
+        f"model    {model['name']}  {model['parameters'] / 1e6:,.1f} M parameters · "
+        f"{model['gmacs']:.2f} GMACs at {rows} × {columns} px · {begun}"
+        f"{' · backbone frozen' if train.freeze else ''}",
+        f"device   {info['hardware']} · {info['precision']}"
+        f"{' · compiled' if config.system.compile else ''}",
+        f"train    {long} · batch {train.batch} · {config.optim.name}, lr {config.optim.lr:g} · "
+        f"seed {config.seed}",
+        f"run      {folder}",
+    ]
+    if info["device"] == "cpu" and config.model.init and not train.freeze:
+        told.append("hint     no GPU here: train.freeze=true trains the head alone, in minutes")
+    return told

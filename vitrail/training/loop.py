@@ -1,0 +1,154 @@
+"""The only training loop. What is learnt, from what, and what is done with the results is given."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitrail.data.loader import Batch, derive
+from vitrail.errors import FailureError
+from vitrail.training.checkpoint import Counters, Learner
+from vitrail.training.devices import Devices, out_of_memory, syncing
+from vitrail.training.schedule import Schedule
+
+Prepare = Callable[
+    [Tensor, Int[Tensor, " b"]],
+    tuple[Float[Tensor, "b ..."], Int[Tensor, " b"] | Float[Tensor, "b classes"]],
+]
+"""From raw images and targets to what the objective takes: normalised, perhaps mixed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long a run is: a number of updates, or a time budget that ends it."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+    def done(self, counters: Counters) -> float:
+        """The share of the run that lies behind."""
+        if self.seconds:
+            return counters.seconds / self.seconds
+        return counters.step / self.steps
+
+    def total(self, counters: Counters) -> int:
+        """Updates in all, estimated where the clock decides."""
+        if not self.seconds:
+            return self.steps
+        return max(1, round(counters.step * self.seconds / max(counters.seconds, 1e-9)))
+
+
+@dataclass
+class Loop:
+    """Updates until the run is long enough, or until `after_step` says to stop."""
+
+    learner: Learner
+    devices: Devices
+    schedule: Schedule
+    length: Length
+    batch: int
+    """Images per update, over all processes."""
+    clip: float
+    seed: int
+    microbatch: int
+    """Images that one process works on at a time; 0 begins with all of its share."""
+    prepare: Prepare
+    counters: Counters = field(default_factory=Counters)
+    lr: float = 0.0
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
+    norm: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def run(self, batches: Iterator[Batch], after_step: Callable[["Loop", Batch], bool]) -> None:
+        """Goes through the batches; `after_step` logs, evaluates, saves, and may end the run."""
+        began = time.perf_counter() - self.counters.seconds
+        while self.length.done(self.counters) < 1:
+            batch = next(batches)
+            self.step(batch)
+            elapsed = time.perf_counter() - began
+            # The clock of one process decides for all, or they would end at different steps.
+            budget = self.length.seconds > 0
+            self.counters.seconds = self.devices.largest(elapsed) if budget else elapsed
+            if after_step(self, batch):
+                return
+
+    def step(self, batch: Batch) -> None:
+        """One update."""
+        step = self.counters.step
+        self.lr = self.schedule(step, self.length.done(self.counters))
+        for group in self.learner.optimiser.param_groups:
+            group["lr"] = self.lr * group.get("scale", 1.0)
+        self.gradients(batch)
+        scaler = self.learner.scaler
+        scaler.unscale_(self.learner.optimiser)
+        parameters = self.learner.task.parameters()
+        self.norm = nn.utils.clip_grad_norm_(parameters, self.clip or math.inf)
+        scaler.step(self.learner.optimiser)
+        scaler.update()
+        if self.learner.average is not None:
+            self.learner.average.update(step)
+        self.counters.step = step + 1
+
+    def gradients(self, batch: Batch) -> None:
+        """Forward and backward, in parts as large as fit into memory."""
+        share = len(batch.targets)
+        while True:
+            self.learner.optimiser.zero_grad(set_to_none=True)
+            # Dropout and mixing depend on the step alone, so that a resumed run repeats them.
+            torch.manual_seed(derive(self.seed, self.counters.step, self.devices.rank))
+            try:
+                self.loss = self.accumulate(batch, min(self.microbatch or share, share))
+                return
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                self.shrink(share)
+
+    def accumulate(self, batch: Batch, part: int) -> Tensor:
+        """The gradients of the batch's mean loss, and that loss."""
+        share = len(batch.targets)
+        task, devices = self.learner.task, self.devices
+        inputs, targets = self.prepare(batch.images, batch.targets)
+        total = torch.zeros((), device=devices.device)
+        for start in range(0, share, part):
+            here = slice(start, start + part)
+            with syncing(task, last=start + part >= share):
+                with devices.autocast():
+                    loss = task(inputs[here], targets[here]).sum() / share
+                self.learner.scaler.scale(loss).backward()
+            total += loss.detach()
+        return total
+
+    def shrink(self, share: int) -> None:
+        """Halves what is worked on at a time, after an out-of-memory."""
+        before = min(self.microbatch or share, share)
+        if before == 1 or self.devices.world > 1:
+            # Other processes may be waiting for this one's gradients: there is no way back.
+            advice = "use a smaller model or data.size, or system.recompute=true"
+            if before > 1:
+                advice = f"set system.microbatch={before // 2}"
+            raise FailureError(
+                f"out of memory with {before} images at a time on {self.devices.hardware()}; "
+                f"{advice}"
+            )
+        self.microbatch = before // 2
+        torch.cuda.empty_cache()
+
+    def check(self) -> None:
+        """Stops a run whose loss is no longer a number."""
+        loss = self.loss.item()
+        if not math.isfinite(loss):
+            raise FailureError(
+                f"loss is {loss} at step {self.counters.step}; try a lower optim.lr (now "
+                f"{self.schedule.peak:g}), a longer optim.warmup, or system.precision=bfloat16"
+            )
+
+    def figures(self) -> dict[str, Any]:
+        """Where the run is, for a log."""
+        loss = self.devices.mean(self.loss.clone())
+        norm = self.norm.full_tensor() if hasattr(self.norm, "full_tensor") else self.norm
+        return {"loss": loss.item(), "lr": self.lr, "grad_norm": norm.item()}

@@ -1,0 +1,165 @@
+"""What the loop is fed with: augmented images for a model, or fixed features for its head."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitrail.config import Config
+from vitrail.console import count_progress
+from vitrail.data.augmentation import mix, normalise, training_transform
+from vitrail.data.loader import Augmented, Batch, Share, Stream, derive, training_batches
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sheet import grid
+from vitrail.data.source import Data, Source
+from vitrail.errors import VitrailError
+from vitrail.evaluation.classify import predict
+from vitrail.model import Classifier
+from vitrail.training import frozen
+from vitrail.training.devices import Devices, cores, reshard
+
+SHEET = 32
+"""Images on the sheet of augmented training images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What is trained, on what, and how it is measured on the way."""
+
+    trained: nn.Module
+    batches: Callable[[int], Iterator[Batch]]
+    """The batches from a step on."""
+    prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    validate: Callable[[], dict[str, Any]] | None
+    broken: tuple[tuple[str, str], ...] = ()
+    sheet: Callable[[Batch], Image.Image] | None = None
+    """A picture of a batch as the model sees it."""
+
+
+def images_for(model: Classifier, data: Data, config: Config, where: Devices) -> Material:
+    """Augmented images for the whole model."""
+    model.train()
+    pre = model.preprocess
+    assert isinstance(pre, Preprocessing)
+    source = data.part("train")
+    augmentation = {k: v for k, v in vars(config.augment).items() if k not in ("mixup", "cutmix")}
+    dataset = Augmented(source, training_transform(pre, **augmentation), config.seed)
+    share = share_of(stream_of(source.targets, source.blocks, config), config, where)
+    workers = workers_for(config, where)
+    prepared = partial(prepare, pre, config, len(data.labels))
+
+    def batches(start: int) -> Iterator[Batch]:
+        return training_batches(
+            dataset, replace(share, start=start), workers=workers, device=where.device
+        )
+
+    def validate() -> dict[str, Any]:
+        val = data.part("val")
+        batch = evaluation_batch(config, where)
+        predictions, _ = predict(
+            model,
+            val,
+            batch=batch,
+            precision=where.precision,
+            # Processes take longer to start than a few batches take to decode.
+            workers=min(workers, len(val.targets) // batch),
+        )
+        reshard(model)
+        hits = predictions.guesses == predictions.targets[:, None]
+        return {
+            "loss": float(predictions.loss.mean()),
+            "top1": float(hits[:, 0].mean()),
+            "top5": float(hits.any(1).mean()),
+            "n": len(hits),
+        }
+
+    return Material(
+        trained=model,
+        batches=batches,
+        prepare=prepared,
+        validate=None if data.val is None else validate,
+        sheet=partial(sheet, pre, prepared, derive(config.seed, 0, where.rank)),
+    )
+
+
+def features_for(model: Classifier, data: Data, config: Config, where: Devices) -> Material:
+    """Features of train and val, computed once, for the model's head."""
+    model.to(where.device).eval().requires_grad_(False)
+    head = model.head
+    assert head is not None
+    head.requires_grad_(True)
+    workers = workers_for(config, where)
+
+    def features(part: Source, title: str) -> frozen.Features:
+        with count_progress(f"features of {title}", where.main) as advance:
+            return frozen.extract(model, part, where, workers=workers, progress=advance)
+
+    train = features(data.part("train"), "train")
+    val = None if data.val is None else features(data.val, "val")
+    targets = train.targets.numpy()
+    share = share_of(stream_of(targets, np.zeros_like(targets), config), config, where)
+    return Material(
+        trained=head,
+        batches=lambda start: frozen.feature_batches(
+            train, replace(share, start=start), where.device
+        ),
+        prepare=lambda inputs, targets: (inputs, targets),
+        validate=None if val is None else partial(frozen.validate, head, val, where.device),
+        broken=train.broken,
+    )
+
+
+def stream_of(targets: Any, blocks: Any, config: Config) -> Stream:
+    """The order of the run."""
+    return Stream(targets, blocks, config.seed, config.data.sampling == "balanced")
+
+
+def share_of(stream: Stream, config: Config, where: Devices) -> Share:
+    """This process's part of the batches."""
+    batch = config.train.batch
+    if batch % where.world:
+        raise VitrailError(f"train.batch = {batch} cannot be shared by {where.world} processes")
+    return Share(stream, batch, where.rank, where.world, start=0)
+
+
+def prepare(
+    pre: Preprocessing, config: Config, classes: int, images: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pixels as the model takes them, mixed where the settings say so."""
+    mixup, cutmix = config.augment.mixup, config.augment.cutmix
+    inputs = normalise(images, pre)
+    if not (mixup or cutmix):
+        return inputs, targets
+    return mix(inputs, targets, mixup=mixup, cutmix=cutmix, classes=classes)
+
+
+def workers_for(config: Config, where: Devices) -> int:
+    """Processes that decode: all cores beside a GPU, none where the cores compute as well."""
+    if config.system.workers >= 0:
+        return config.system.workers
+    if where.device.type != "cuda":
+        return 0
+    return max(1, cores() // min(where.world, torch.cuda.device_count()))
+
+
+def evaluation_batch(config: Config, where: Devices) -> int:
+    """Images at a time without gradients."""
+    share = config.train.batch // where.world
+    return max(1, min(config.system.microbatch or share, share, 128))
+
+
+def sheet(
+    pre: Preprocessing, prepare: Callable[[Tensor, Tensor], Any], seed: int, batch: Batch
+) -> Image.Image:
+    """The first images of a batch as the model gets them."""
+    torch.manual_seed(seed)
+    images, _ = prepare(batch.images[:SHEET], batch.targets[:SHEET])
+    std, mean = (torch.tensor(values)[:, None, None] for values in (pre.std, pre.mean))
+    pixels = ((images.float().cpu() * std + mean).clamp(0, 1) * 255).round().byte()
+    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
+    return grid(pictures, columns=8, side=128)

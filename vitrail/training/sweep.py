@@ -1,0 +1,153 @@
+"""The paper's protocol (R43, R54, R56): choose on a held-out part of train, retrain on all of it
+with several seeds, and touch test once per seed."""
+
+import itertools
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitrail import runs
+from vitrail.config import Config, shown
+from vitrail.console import say
+from vitrail.errors import FailureError, VitrailError
+from vitrail.runs import Run
+from vitrail.settings import build, put, to_flat
+from vitrail.training.training import open_parts, train
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of the grid."""
+
+    settings: Mapping[str, Any]
+    run: Run
+
+    @property
+    def top1(self) -> float:
+        """Its score on val: that of the weights it would keep."""
+        events = [e for e in self.run.events() if e.get("event") == "val"]
+        if not events:
+            return float("-inf")  # it diverged before its first evaluation
+        keep_last = 'keep = "last"' in (self.run.folder / "config.toml").read_text("utf-8")
+        return events[-1]["top1"] if keep_last else max(e["top1"] for e in events)
+
+    def title(self) -> str:
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
+
+
+def sweep(
+    config: Config, out: Path, *, seeds: int = 3, device: str = "auto", facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole protocol, in folders below `out`; what is finished there is not done again."""
+    if not config.sweep:
+        raise VitrailError(
+            "nothing to try: give a list, as optim.lr=[0.003,0.01,0.03], or a recipe with [sweep]"
+        )
+    if seeds < 1:
+        raise VitrailError(f"--seeds {seeds}: expected at least one")
+    if open_parts(config).val is None:
+        raise VitrailError("a sweep chooses on held-out images; set data.val, such as data.val=0.1")
+    trials = [try_point(config, point, out, device, facts) for point in points(config)]
+    best = max(trials, key=lambda trial: trial.top1)
+    if best.top1 == float("-inf"):
+        raise FailureError(f"every trial failed; the last: {trials[-1].run.info().get('message')}")
+    say(f"chosen   {best.title()}  val {100 * best.top1:.2f} %")
+    finals = [retrain(config, best, seed, out, device, facts) for seed in range(seeds)]
+    result = summary(trials, best, finals)
+    runs.write_text(out / "sweep.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def points(config: Config) -> list[dict[str, Any]]:
+    """Every combination of the grid's values."""
+    names = list(config.sweep)
+    return [
+        dict(zip(names, values, strict=True))
+        for values in itertools.product(*(config.sweep[name] for name in names))
+    ]
+
+
+def with_point(config: Config, settings: Mapping[str, Any]) -> Config:
+    """The run that a point of the grid stands for."""
+    values = {k: v for k, v in to_flat(config).items() if not k.startswith("sweep.")}
+    for name, value in settings.items():
+        put(values, name, list(value) if isinstance(value, tuple) else value)
+    return build(values)
+
+
+def try_point(
+    config: Config, point: Mapping[str, Any], out: Path, device: str, facts: Mapping[str, Any]
+) -> Trial:
+    """Trains with one point of the grid, without looking at test."""
+    folder = out / "trials" / runs.name_of("trial", [f"{k}={shown(v)}" for k, v in point.items()])
+    run = finished(folder)
+    if run is None:
+        say(f"trial    {', '.join(f'{k}={shown(v)}' for k, v in point.items())}")
+        try:
+            run = train(
+                with_point(config, point),
+                folder,
+                resume=True,
+                device=device,
+                facts=facts,
+                test=False,
+            )
+        except FailureError as error:
+            say(f"failed   {error}")  # a learning rate too high is an answer too
+            run = Run(folder)
+        refuse_stopped(run)
+    return Trial(point, run)
+
+
+def retrain(
+    config: Config, best: Trial, seed: int, out: Path, device: str, facts: Mapping[str, Any]
+) -> Run:
+    """The chosen settings on all of train, then test, once."""
+    folder = out / f"seed{seed}"
+    chosen = {**best.settings, "seed": seed, "data.train_on": "train+val", "train.keep": "last"}
+    run = finished(folder)
+    if run is None:
+        say(f"retrain  seed {seed} on train and val")
+        run = train(with_point(config, chosen), folder, resume=True, device=device, facts=facts)
+        refuse_stopped(run)
+    return run
+
+
+def finished(folder: Path) -> Run | None:
+    """The run in a folder, if it is complete, or failed for good."""
+    run = Run(folder)
+    return run if run.info().get("status") in ("finished", "failed") else None
+
+
+def refuse_stopped(run: Run) -> None:
+    """A sweep whose run was interrupted ends with it."""
+    if run.info().get("status") == "stopped":
+        raise FailureError(f"{run.info().get('message')}; the same command goes on from there")
+
+
+def summary(trials: list[Trial], best: Trial, finals: list[Run]) -> dict[str, Any]:
+    """What was tried and chosen, and mean and standard deviation on test."""
+    tested = [run.evaluation("test") for run in finals]
+    scores = [result["top1"] for result in tested if result]
+    return {
+        "trials": [
+            {"settings": dict(t.settings), "val_top1": finite(t.top1), "run": str(t.run.folder)}
+            for t in trials
+        ],
+        "chosen": dict(best.settings),
+        "seeds": [
+            {"seed": i, "top1": r.get("top1"), "n": r.get("n"), "run": str(run.folder)}
+            for i, (run, r) in enumerate(zip(finals, tested, strict=True))
+        ],
+        "mean": statistics.fmean(scores) if scores else None,
+        "std": statistics.stdev(scores) if len(scores) > 1 else None,
+        "n": tested[0].get("n") if tested else None,
+    }
+
+
+def finite(value: float) -> float | None:
+    """A score, or nothing for a trial that has none."""
+    return value if value > float("-inf") else None

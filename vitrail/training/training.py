@@ -1,0 +1,280 @@
+"""`train`: settings in, a run folder with a trained and honestly measured model out."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vitrail import runs
+from vitrail.config import Config
+from vitrail.console import TrainingBar, count_progress
+from vitrail.data.loader import Batch, derive
+from vitrail.data.opening import open_data
+from vitrail.data.source import Data, Joined, Source
+from vitrail.errors import VitrailError
+from vitrail.evaluation.classify import evaluate
+from vitrail.model import Classifier, build
+from vitrail.objectives.classify import Classify
+from vitrail.runs import Run
+from vitrail.settings import to_flat
+from vitrail.training import checkpoint, optimiser
+from vitrail.training.averaging import Average
+from vitrail.training.building import build_model, length_of, resolve
+from vitrail.training.checkpoint import Learner
+from vitrail.training.devices import Devices, devices, spread
+from vitrail.training.introduction import describe, lines
+from vitrail.training.loop import Length, Loop
+from vitrail.training.material import (
+    Material,
+    evaluation_batch,
+    features_for,
+    images_for,
+    workers_for,
+)
+from vitrail.training.oversight import Oversight, Signals
+from vitrail.training.schedule import Schedule
+from vitrail.training.tracking import tracker
+from vitrail.weights.listing import count
+from vitrail.weights.loading import load, save
+
+
+def train(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    facts: Mapping[str, Any] | None = None,
+    test: bool = True,
+) -> Run:
+    """Trains as the settings say, measures on the test part once, and leaves all of it in `out`.
+
+    `facts` go into run.json; without `test`, the test part is not touched (a sweep's trial).
+    """
+    system = config.system
+    with devices(device, system.precision, system.deterministic) as where:
+        data = open_parts(config)
+        config = resolve(config, data)
+        if where.main:
+            runs.create(out, config, dict(facts or {}), resume)
+        where.wait()
+        run = Run(out, writes=where.main)
+        try:
+            return Training(config, data, where, run).go(test)
+        except BaseException as error:
+            kind = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            run.update(status=kind, message=str(error) or type(error).__name__)
+            raise
+
+
+def open_parts(config: Config) -> Data:
+    """The data set of a run, its parts as the settings want them."""
+    settings = config.data
+    if not settings.source:
+        raise VitrailError("no data: name a folder, shards or a catalogue name in data.source")
+    data = open_data(
+        settings.source,
+        val=settings.val,
+        test=settings.test,
+        split=settings.split,
+        subset=settings.subset,
+        seed=config.seed,
+    )
+    if settings.train_on == "train+val" and data.val is not None:
+        data = replace(data, train=Joined(data.part("train"), data.val), val=None)
+    return data
+
+
+@dataclass
+class Training:
+    """One run while it goes on."""
+
+    config: Config
+    data: Data
+    where: Devices
+    run: Run
+
+    def go(self, test: bool) -> Run:
+        """From the first line on the terminal to the last."""
+        torch.manual_seed(derive(self.config.seed))
+        model = build_model(self.config.model, self.config.data, self.data.labels)
+        model.activation_checkpointing = self.config.system.recompute
+        length = length_of(self.config, len(self.data.part("train").targets))
+        told = describe(self.config, self.data, model, self.where, length)
+        self.run.update(**told)
+        for line in lines(self.config, self.run.info() | told, self.run.folder):
+            self.run.say(line)
+        signals = Signals()
+        with signals.watched():
+            loop = self.fit(model, length, signals)
+            return self.conclude(loop, signals, test)
+
+    def fit(self, model: Classifier, length: Length, signals: Signals) -> Loop:
+        """The loop, from the beginning or from the last checkpoint, to its end."""
+        feed = features_for if self.config.train.freeze else images_for
+        material = feed(model, self.data, self.config, self.where)
+        learner = self.learner(material.trained)
+        loop = self.loop(learner, length, material)
+        if self.run.checkpoint.exists():
+            state, loop.counters = checkpoint.read(self.run.checkpoint)
+            learner.restore(state)
+            self.run.say(f"resumed  at step {loop.counters.step}")
+        self.run.forget_after(loop.counters.step)
+        keep = partial(self.keep, model, learner, material)
+        with ExitStack() as stack:
+            oversight = self.oversight(material, signals, stack)
+            oversight.keep = keep
+            oversight.done = length.done(loop.counters)
+            oversight.flops_per_image = self.flops(model)
+            if not loop.counters.stopped_early and oversight.done < 1:
+                loop.run(material.batches(loop.counters.step), oversight)
+        self.run.update(
+            data={**self.run.info().get("data", {}), "broken": sorted(oversight.broken.items())}
+        )
+        if not signals.asked and (self.config.train.keep == "last" or loop.counters.best is None):
+            if learner.average is None:
+                keep()
+            else:
+                with learner.average.in_place():
+                    keep()
+        return loop
+
+    def oversight(self, material: Material, signals: Signals, stack: ExitStack) -> Oversight:
+        """What happens between updates."""
+        train, system = self.config.train, self.config.system
+        name = system.tracker if self.where.main else "none"
+        track, close = tracker(name, self.run.folder, to_flat(self.config))
+        stack.callback(close)
+        return Oversight(
+            run=self.run,
+            images=len(self.data.part("train").targets),
+            evaluations=train.evaluations,
+            patience=train.patience,
+            validate=material.validate,
+            keep_best=train.keep == "best",
+            log_steps=system.log_steps,
+            checkpoint_steps=system.checkpoint_steps,
+            checkpoint_seconds=60 * system.checkpoint_minutes,
+            bar=stack.enter_context(TrainingBar(self.where.main)),
+            track=track,
+            signals=signals,
+            first=partial(self.draw, material),
+            broken=dict(material.broken),
+        )
+
+    def flops(self, model: Classifier) -> float:
+        """Floating-point operations of one image's forward pass."""
+        return 0.0 if self.config.train.freeze else 2e9 * count(model.architecture).gmacs
+
+    def learner(self, trained: nn.Module) -> Learner:
+        """The objective around what is trained, with its optimiser and average, on the devices."""
+        settings = self.config.train
+        weights = None
+        if settings.class_weights == "balanced":
+            weights = balance(self.data.part("train"))
+        task = Classify(
+            trained, len(self.data.labels), settings.objective, settings.label_smoothing, weights
+        )
+        spread_task = spread(task, self.config.system.parallel, self.where)
+        if self.config.system.compile and not settings.freeze:
+            trained.compile()
+        half = self.where.precision is torch.float16 and self.where.device.type == "cuda"
+        return Learner(
+            task=spread_task,
+            optimiser=optimiser.build(task, self.config.optim, self.where.device),
+            average=Average(trained, settings.average) if settings.average else None,
+            scaler=torch.amp.GradScaler(self.where.device.type, enabled=half),
+        )
+
+    def loop(self, learner: Learner, length: Length, material: Material) -> Loop:
+        """The loop at its beginning."""
+        optim = self.config.optim
+        schedule = Schedule(
+            peak=optim.lr,
+            warmup=optim.warmup,
+            decay=optim.decay,
+            floor=optim.floor,
+            milestones=optim.milestones,
+        )
+        return Loop(
+            learner=learner,
+            devices=self.where,
+            schedule=schedule,
+            length=length,
+            batch=self.config.train.batch,
+            clip=optim.clip,
+            seed=self.config.seed,
+            microbatch=self.config.system.microbatch,
+            prepare=material.prepare,
+        )
+
+    def draw(self, material: Material, batch: Batch) -> None:
+        """The sheet of augmented training images."""
+        if self.run.writes and material.sheet is not None:
+            material.sheet(batch).save(self.run.folder / "augmented.jpg", quality=85)
+
+    def keep(self, model: Classifier, learner: Learner, material: Material) -> None:
+        """Writes the present weights as the run's model."""
+        tensors = learner.weights()
+        if not self.run.writes:
+            return
+        if material.trained is not model:
+            tensors = {f"head.{key}": x for key, x in tensors.items()}
+            tensors = {key: x.cpu() for key, x in model.state_dict().items()} | tensors
+        with torch.device("meta"):
+            kept = build(model.architecture)
+        kept.load_state_dict(tensors, assign=True)
+        kept.labels, kept.preprocess = model.labels, model.preprocess
+        save(kept, self.run.weights)
+
+    def conclude(self, loop: Loop, signals: Signals, test: bool) -> Run:
+        """What became of the run, and how good its model is on test."""
+        counters = loop.counters
+        facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
+        facts["seconds"] = round(counters.seconds, 1)
+        if signals.asked:
+            message = f"stopped by {signals.asked} at step {counters.step}"
+            self.run.update(status="stopped", message=message, **facts)
+            self.run.say(f"{message}; last.pt is written, go on with --resume")
+            return self.run
+        self.where.wait()
+        if test and self.data.test is not None:
+            self.evaluate("test", self.data.test)
+        message = ""
+        if counters.stopped_early:
+            message = f"stopped early: no better val for {counters.since_best} evaluations"
+            self.run.say(message)
+        self.run.update(status="finished", message=message, **facts)
+        return self.run
+
+    def evaluate(self, split: str, source: Source) -> None:
+        """Measures the kept model, read back from its file, on one part of the data."""
+        model = load(self.run.weights).to(self.where.device)
+        with count_progress(f"evaluating {split}", self.where.main) as advance:
+            result = evaluate(
+                model,
+                source,
+                data=self.data.name,
+                split=split,
+                model_name=self.run.folder.name,
+                batch=evaluation_batch(self.config, self.where),
+                precision=self.where.precision,
+                workers=workers_for(self.config, self.where),
+                progress=advance,
+            )
+        self.run.write_evaluation(split, result)
+
+
+def balance(source: Source) -> Tensor:
+    """The inverse of each class's share, scaled so that the mean weight of an image is one."""
+    counts = np.bincount(source.targets, minlength=len(source.labels))
+    present = counts > 0
+    weights = np.zeros(len(counts), dtype=np.float32)
+    weights[present] = len(source.targets) / (present.sum() * counts[present])
+    return torch.from_numpy(weights)
