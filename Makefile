@@ -1,8 +1,13 @@
-# Two commands set everything up: `make test` here, `make demo` once training has arrived.
+# Two commands set everything up: `make demo` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+# Whatever the machine prefers: without bytecode, each of many processes compiles torch anew.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: test check tests install
+.PHONY: demo test check tests install
+
+demo: install
+	$(BIN)/vitrail demo
 
 test: check tests
 

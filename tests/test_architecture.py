@@ -14,8 +14,10 @@ def test_the_public_names_are_these():
         "VitrailError",
         "convert",
         "create",
+        "evaluate",
         "load",
         "save",
+        "train",
     ]
     for name in vitrail.PUBLIC:
         assert getattr(vitrail, name).__name__ == name

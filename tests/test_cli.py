@@ -6,9 +6,11 @@ import sys
 import time
 
 import pytest
+from click.testing import CliRunner
 
 import vitrail
 from tests.models import small
+from vitrail.cli import main
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -23,20 +25,29 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
     assert result.returncode == 0
     listed = result.stdout.split("Commands:")[1]
     assert [line.split()[0] for line in listed.splitlines() if line.strip()] == [
+        "demo",
         "models",
+        "data",
+        "config",
+        "train",
+        "sweep",
+        "evaluate",
         "convert",
+        "report",
+        "runs",
     ]
     assert seconds < 1.5  # torch alone takes longer
 
 
 def test_help_and_models_do_not_import_torch():
-    for verb in ("['--help']", "['models', '--help']", "['convert', '--help']", "['models']"):
-        code = (
-            "import sys\nfrom vitrail.cli import main\n"
-            f"try:\n    main({verb})\nexcept SystemExit:\n    pass\n"
-            "assert 'torch' not in sys.modules"
-        )
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    verbs = ("demo", "models", "data", "config", "train", "sweep", "evaluate", "convert", "report")
+    helps = [f"['{verb}', '--help']" for verb in (*verbs, "runs")]
+    calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
+    code = "import sys\nfrom vitrail.cli import main\n"
+    for call in calls:
+        code += f"try:\n    main({call})\nexcept SystemExit:\n    pass\n"
+        code += "assert 'torch' not in sys.modules\n"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_models_lists_names_with_cost_and_source():
@@ -95,11 +106,23 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["convert", "{weights}", "x.npz", "--to", "google", "--size", "big"], "--size big"),
         (["convert", "{weights}", "x.npz", "--to", "keras"], "keras"),
         (["convret"], "convret"),
+        (["config", "digits/vti"], "no recipe named 'digits/vti'; did you mean 'digits/vit'"),
+        (["config", "digits/vit", "optim.lrr=1"], "did you mean 'optim.lr'"),
+        (["train", "no/such/folder"], "neither a recipe nor a folder nor a known data set"),
+        (["train", "digits/vit", "train.batch=0"], "train.batch = 0: expected"),
+        (["train", "digits/vit", "optim.lr=[1,2]"], "a list is for `vitrail sweep`"),
+        (["train", "digits/vit", "--device", "abacus"], "--device abacus"),
+        (["sweep", "digits/vit"], "nothing to try"),
+        (["data", "flower_photo"], "did you mean 'flower_photos'"),
+        (["evaluate", "{weights}", "digits"], "this model has no preprocessing"),
+        (["report", "no-run"], "no-run is no run folder"),
+        (["runs", "no-runs"], "no runs below no-runs"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, complaint, weights, tmp_path):
-    result = run(*(str(argument).format(weights=weights) for argument in arguments))
-    assert result.returncode == 2
+    words = [argument.format(weights=weights) for argument in arguments]
+    result = CliRunner().invoke(main, words)  # in this process: torch is there already
+    assert result.exit_code == 2
     assert complaint in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""

@@ -312,11 +312,12 @@ def shrunk(name: str, weights: dict[str, Path]) -> list[str]:
         return [*given, f"model.init={weights[kind]}", "data.size=32"]
     variant = config.model.variant
     if "/" not in variant:
-        return [*given, "model.width=1", "data.size=32"]
+        return [*given, "model.variant=R26x1", "data.size=32"]
+    if "+" in variant:
+        given, variant = [*given, "model.variant=R+Ti/16"], "Ti/32"
     if not config.model.depth:
         given += ["model.width=32", "model.depth=1", "model.heads=2", "model.mlp=32"]
-    patch = int(variant.partition("/")[2])
-    return [*given, f"data.size={64 if '+' in variant else 2 * patch}"]
+    return [*given, f"data.size={2 * int(variant.partition('/')[2])}"]
 
 
 @pytest.mark.parametrize("name", recipes())

@@ -99,6 +99,52 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 
 
 @main.command()
+@click.argument("data")
+@SETTINGS
+@click.option("--check", is_flag=True, help="Decode every picture; list what is broken and why.")
+@click.option("--duplicates", is_flag=True, help="Find equal and nearly equal pictures.")
+@click.option("--against", metavar="DATA", default="", help="Find duplicates in another data set.")
+@click.option("--sheet", is_flag=True, help="Write a sheet of pictures, NAME-sheet.jpg.")
+@click.option("--pack", metavar="DST", default="", help="Decode once, into a memory-mapped store.")
+@click.option("--split", is_flag=True, help="List which picture belongs to which part.")
+@click.option("--workers", default=0, show_default=True, help="Processes that decode.")
+@AS_JSON
+def data(data: str, settings: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
+    """Check, describe, split, pack, find duplicates; a sheet of images.
+
+    Without options: classes and counts. SETTINGS are those of [data], as data.val=0.2.
+    """
+    from vitrail.commands import Wishes, look_at_data
+
+    found = look_at_data(data, Wishes(**wishes), settings)
+    if as_json:
+        plain = {
+            key: value.to_dict() if hasattr(value, "to_dict") else value
+            for key, value in found.items()
+        }
+        click.echo(json.dumps(plain, ensure_ascii=False))
+    else:
+        show_data(found)
+
+
+def show_data(found: dict[str, Any]) -> None:
+    """What `vitrail data` found, for a terminal."""
+    from vitrail.data.checking import show
+
+    if "split" in found:
+        for part, names in found["split"].items():
+            click.echo("\n".join(f"{part}\t{name}" for name in names))
+        return
+    show(found["check"])
+    if "duplicates" in found:
+        click.echo("\n".join(found["duplicates"].lines()))
+    for name, reason in found.get("pack", ()):
+        click.echo(f"left out  {name}: {reason}")
+    if "sheet" in found:
+        click.echo(f"sheet  {found['sheet']}")
+
+
+@main.command()
 @click.argument("recipe", default="")
 @SETTINGS
 def config(recipe: str, settings: tuple[str, ...]) -> None:
@@ -134,38 +180,42 @@ def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, d
 
 
 @main.command()
-@click.argument("what", metavar="RECIPE|FOLDER")
-@SETTINGS
+@click.argument("what", nargs=-1, required=True, metavar="RECIPE|FOLDER... [SETTINGS]...")
 @click.option("--seeds", default=3, show_default=True, help="Runs with the chosen settings.")
 @click.option("--out", help="The folder of all its runs.")
 @DEVICE
 @AS_JSON
-def sweep(
-    what: str,
-    settings: tuple[str, ...],
-    seeds: int,
-    out: str | None,
-    device: str,
-    as_json: bool,
-) -> None:
+def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_json: bool) -> None:
     """Grid on a held-out part of train, retrain on all of train, test once per seed.
 
-    A setting with a list is tried at each value: optim.lr=[0.003,0.01,0.03]. The same command
-    goes on where an interrupted sweep stopped.
+    A setting with a list is tried at each value: optim.lr=[0.003,0.01,0.03]. Several recipes, as
+    flowers/vit flowers/resnet, are swept alike and compared on one page. The same command goes on
+    where an interrupted sweep stopped.
     """
-    from vitrail.commands import sweep
+    from vitrail.commands import compare, sweep
 
-    result = sweep(what, settings, seeds=seeds, out=out, device=device)
+    settings = [word for word in what if "=" in word]
+    recipes = [word for word in what if "=" not in word]
+    if len(recipes) == 1:
+        result = sweep(recipes[0], settings, seeds=seeds, out=out, device=device)
+    else:
+        place = out or "runs/comparison"
+        result = compare(recipes, settings, seeds=seeds, out=place, device=device)
     if as_json:
         click.echo(json.dumps(result))
-        return
-    for row in result["seeds"]:
-        click.echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
-    spread = "" if result["std"] is None else f" ± {100 * result['std']:.2f}"
-    click.echo(
-        f"test {100 * result['mean']:.2f}{spread} % (n = {result['n']:,}, {seeds} seeds)  "
-        f"report {result['report']}"
-    )
+    else:
+        show_sweeps(result)
+
+
+def show_sweeps(result: dict[str, Any]) -> None:
+    """Every seed, mean and deviation, and where the page is."""
+    for one in result.get("sweeps", [result]):
+        for row in one["seeds"]:
+            click.echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
+        spread = "" if one["std"] is None else f" ± {100 * one['std']:.2f}"
+        count = f"n = {one['n']:,}, {len(one['seeds'])} seeds"
+        click.echo(f"{one['name']}  test {100 * one['mean']:.2f}{spread} % ({count})")
+    click.echo(f"report  {result['report']}")
 
 
 @main.command()

@@ -9,8 +9,11 @@ from typing import Any
 from vitrail import runs
 from vitrail.config import Config
 from vitrail.console import count_progress, duration, say
+from vitrail.data import checking, duplicates
 from vitrail.data.catalogue import CATALOGUE
 from vitrail.data.opening import open_data
+from vitrail.data.sheet import sheet as contact_sheet
+from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation import classify
 from vitrail.model import Classifier
@@ -148,7 +151,31 @@ def sweep(
     for path in finals:
         page.write(path)
     comparison.compare(finals, folder / "report.html")
-    return result | {"report": str(folder / "report.html")}
+    return {"name": order.title, **result, "report": str(folder / "report.html")}
+
+
+def compare(
+    recipes: Sequence[str | Path],
+    settings: Settings = (),
+    *,
+    seeds: int = 3,
+    out: str | Path = "runs/comparison",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """The same sweep for several recipes, and one page with all of them side by side."""
+    results = [
+        sweep(
+            recipe,
+            settings,
+            seeds=seeds,
+            out=Path(out) / runs.name_of(Path(recipe).stem, ()),
+            device=device,
+        )
+        for recipe in recipes
+    ]
+    finals = [Path(row["run"]) for result in results for row in result["seeds"]]
+    target = comparison.compare(finals, Path(out) / "report.html")
+    return {"sweeps": results, "report": str(target)}
 
 
 def evaluate(
@@ -192,6 +219,52 @@ def part_of(model: str | Path | Classifier, data: str | Path, split: str) -> Any
         settings = build(read(Path(model) / "config.toml")).data
         held_out = {"val": settings.val, "test": settings.test, "split": settings.split}
     return open_data(data, **held_out).part(split)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What `vitrail data` is to do beside counting."""
+
+    check: bool = False
+    """Decode every picture."""
+    duplicates: bool = False
+    against: str = ""
+    """Another DATA to look for duplicates in."""
+    sheet: bool = False
+    pack: str = ""
+    """Where the store goes."""
+    split: bool = False
+    workers: int = 0
+
+
+def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> dict[str, Any]:
+    """What a data set holds and what is wrong with it: one entry for each thing that was asked."""
+    pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
+    values: dict[str, Any] = {}
+    for name, value in [("data.source", str(what)), *pairs]:
+        put(values, name, value)
+    data = training.open_parts(build(values))
+    result: dict[str, Any] = {}
+    with count_progress(f"reading {data.name}") as advance:
+        if wishes.check:
+            result["check"] = checking.check(data, workers=wishes.workers, progress=advance)
+        else:
+            result["check"] = checking.describe(data)
+        if wishes.duplicates or wishes.against:
+            other = open_data(wishes.against) if wishes.against else None
+            result["duplicates"] = duplicates.find(
+                data, against=other, workers=wishes.workers, progress=advance
+            )
+    if wishes.pack:
+        with count_progress(f"packing {data.name}") as advance:
+            result["pack"] = pack_data(data, Path(wishes.pack), progress=advance)
+    if wishes.sheet:
+        target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
+        contact_sheet(data.part("train")).save(target, quality=88)
+        result["sheet"] = str(target)
+    if wishes.split:
+        result["split"] = {name: list(part.names) for name, part in data.parts.items()}
+    return result
 
 
 def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:

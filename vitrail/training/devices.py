@@ -123,9 +123,12 @@ def devices(
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         started = True
     try:
+        # Numbers next to zero, which an optimiser's averages become, slow a processor a lot.
+        torch.set_flush_denormal(device.type == "cpu")
         with determinism(deterministic), safe_attention():
             yield Devices(device, choose_precision(device, precision), rank, world)
     finally:
+        torch.set_flush_denormal(False)
         if started:
             dist.destroy_process_group()
 

@@ -3,9 +3,11 @@ with several seeds, and touch test once per seed."""
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from vitrail.config import Config, shown
 from vitrail.console import say
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
-from vitrail.settings import build, put, to_flat
+from vitrail.settings import build, put, read, to_flat
 from vitrail.training.training import open_parts, train
 
 
@@ -25,14 +27,19 @@ class Trial:
     settings: Mapping[str, Any]
     run: Run
 
-    @property
-    def top1(self) -> float:
-        """Its score on val: that of the weights it would keep."""
-        events = [e for e in self.run.events() if e.get("event") == "val"]
+    @cached_property
+    def val(self) -> dict[str, Any]:
+        """Its evaluation on val with the weights it would keep; empty if it never came so far."""
+        events = [event for event in self.run.events() if event.get("event") == "val"]
         if not events:
-            return float("-inf")  # it diverged before its first evaluation
-        keep_last = 'keep = "last"' in (self.run.folder / "config.toml").read_text("utf-8")
-        return events[-1]["top1"] if keep_last else max(e["top1"] for e in events)
+            return {}
+        if read(self.run.folder / "config.toml")["train.keep"] == "last":
+            return events[-1]
+        return max(events, key=lambda event: event["top1"])
+
+    def rank(self) -> tuple[float, float]:
+        """What the best trial has most of; a few held-out images often tie on top-1."""
+        return self.val.get("top1", -1.0), -self.val.get("loss", math.inf)
 
     def title(self) -> str:
         return ", ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
@@ -51,10 +58,10 @@ def sweep(
     if open_parts(config).val is None:
         raise VitrailError("a sweep chooses on held-out images; set data.val, such as data.val=0.1")
     trials = [try_point(config, point, out, device, facts) for point in points(config)]
-    best = max(trials, key=lambda trial: trial.top1)
-    if best.top1 == float("-inf"):
+    best = max(trials, key=Trial.rank)
+    if not best.val:
         raise FailureError(f"every trial failed; the last: {trials[-1].run.info().get('message')}")
-    say(f"chosen   {best.title()}  val {100 * best.top1:.2f} %")
+    say(f"chosen   {best.title()}  val {100 * best.val['top1']:.2f} %")
     finals = [retrain(config, best, seed, out, device, facts) for seed in range(seeds)]
     result = summary(trials, best, finals)
     runs.write_text(out / "sweep.json", json.dumps(result, indent=2) + "\n")
@@ -134,8 +141,13 @@ def summary(trials: list[Trial], best: Trial, finals: list[Run]) -> dict[str, An
     scores = [result["top1"] for result in tested if result]
     return {
         "trials": [
-            {"settings": dict(t.settings), "val_top1": finite(t.top1), "run": str(t.run.folder)}
-            for t in trials
+            {
+                "settings": dict(trial.settings),
+                "val_top1": trial.val.get("top1"),
+                "val_loss": trial.val.get("loss"),
+                "run": str(trial.run.folder),
+            }
+            for trial in trials
         ],
         "chosen": dict(best.settings),
         "seeds": [
@@ -146,8 +158,3 @@ def summary(trials: list[Trial], best: Trial, finals: list[Run]) -> dict[str, An
         "std": statistics.stdev(scores) if len(scores) > 1 else None,
         "n": tested[0].get("n") if tested else None,
     }
-
-
-def finite(value: float) -> float | None:
-    """A score, or nothing for a trial that has none."""
-    return value if value > float("-inf") else None
