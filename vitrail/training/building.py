@@ -1,5 +1,6 @@
 """From settings to what a run works with: the model, its preprocessing, its length."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from vitrail import config
 from vitrail.config import Config
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Data
+from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
 from vitrail.model.checks import as_size
@@ -81,13 +82,24 @@ def resolve(settings: Config, data: Data) -> Config:
     if not settings.train.hyperrule:
         return settings
     train = data.part("train")
-    some = np.linspace(0, len(train.targets) - 1, SAMPLED, dtype=int)
-    sides = [min(train.picture(int(index)).size) for index in sorted(set(some))]
+    sides = some_sides(train)
     found = hyperrule(len(train.targets), float(np.median(sides)))
     values = to_flat(settings)
     for key, value in (found | {"train.hyperrule": False}).items():
         put(values, key, list(value) if isinstance(value, tuple) else value)
     return build(values)
+
+
+def some_sides(source: Source) -> list[float]:
+    """The side of a square as large as the picture, for some of the pictures; BiT's measure."""
+    found = []
+    for index in sorted(set(np.linspace(0, len(source.targets) - 1, SAMPLED, dtype=int))):
+        with suppress(VitrailError):  # a broken picture is named where it is trained on
+            width, height = source.picture(int(index)).size
+            found.append((width * height) ** 0.5)
+    if not found:
+        raise VitrailError("train.hyperrule: none of the pictures looked at can be decoded")
+    return found
 
 
 def length_of(settings: Config, images: int) -> Length:

@@ -23,6 +23,10 @@ Prepare = Callable[
 """From raw images and targets to what the objective takes: normalised, perhaps mixed."""
 
 
+class DivergedError(FailureError):
+    """The loss is no longer a number; other settings may do better."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Length:
     """How long a run is: a number of updates, or a time budget that ends it."""
@@ -142,7 +146,7 @@ class Loop:
         """Stops a run whose loss is no longer a number."""
         loss = self.loss.item()
         if not math.isfinite(loss):
-            raise FailureError(
+            raise DivergedError(
                 f"loss is {loss} at step {self.counters.step}; try a lower optim.lr (now "
                 f"{self.schedule.peak:g}), a longer optim.warmup, or system.precision=bfloat16"
             )

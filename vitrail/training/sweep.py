@@ -17,6 +17,7 @@ from vitrail.console import say
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
 from vitrail.settings import build, put, read, to_flat
+from vitrail.training.loop import DivergedError
 from vitrail.training.training import open_parts, train
 
 
@@ -102,7 +103,7 @@ def try_point(
                 facts=facts,
                 test=False,
             )
-        except FailureError as error:
+        except DivergedError as error:
             say(f"failed   {error}")  # a learning rate too high is an answer too
             run = Run(folder)
         refuse_stopped(run)
@@ -124,9 +125,11 @@ def retrain(
 
 
 def finished(folder: Path) -> Run | None:
-    """The run in a folder, if it is complete, or failed for good."""
+    """The run in a folder, if it is complete, or diverged, as it would again."""
     run = Run(folder)
-    return run if run.info().get("status") in ("finished", "failed") else None
+    info = run.info()
+    diverged = info.get("status") == "failed" and info.get("message", "").startswith("loss is ")
+    return run if info.get("status") == "finished" or diverged else None
 
 
 def refuse_stopped(run: Run) -> None:

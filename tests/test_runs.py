@@ -1,0 +1,106 @@
+import json
+
+import pytest
+
+from vitrail.errors import FailureError, VitrailError
+from vitrail.runs import Run, create, find, is_run, name_of, read_lines, row, score
+from vitrail.settings import load
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return create(tmp_path / "runs" / "one", load(), {"command": "vitrail train"}, resume=False)
+
+
+def test_a_new_folder_says_what_it_is(run):
+    assert is_run(run.folder)
+    info = run.info()
+    assert info["status"] == "running"
+    assert info["command"] == "vitrail train"
+    assert load(run.folder / "config.toml") == load()
+
+
+def test_events_after_a_step_are_forgotten(run):
+    for step in (10, 20, 30):
+        run.event(event="train", step=step)
+    run.forget_after(20)
+    assert [event["step"] for event in run.events()] == [10, 20]
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert read_lines(path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_broken_run_json_counts_as_empty(run):
+    (run.folder / "run.json").write_text("{")
+    assert run.info() == {}
+
+
+def test_only_the_main_process_writes(run):
+    other = Run(run.folder, writes=False)
+    other.update(status="failed")
+    other.event(event="train", step=1)
+    other.say("nothing")
+    assert run.info()["status"] == "running"
+    assert run.events() == []
+
+
+def test_test_counts_before_val(run):
+    assert score(run) == (None, "val", 0)
+    run.update(best={"top1": 0.5, "n": 10})
+    assert score(run) == (0.5, "val", 10)
+    run.write_evaluation("test", {"top1": 0.25, "n": 4})
+    assert score(run) == (0.25, "test", 4)
+    assert row(run)["top1"] == 0.25
+
+
+def test_runs_are_found_oldest_first(tmp_path):
+    for name, started in {"b": "2026-01-02", "a": "2026-01-03", "c": "2026-01-01"}.items():
+        create(tmp_path / name, load(), {}, resume=False).update(started=started)
+    assert [run.folder.name for run in find(tmp_path)] == ["c", "b", "a"]
+    assert find(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "name"),
+    [
+        ("cifar10/vit", [], "cifar10-vit"),
+        ("cifar10/vit", ["optim.lr=3e-4"], "cifar10-vit+optim.lr=3e-4"),
+        ("photos", ["system.workers=4"], "photos"),
+        (
+            "photos",
+            ["model.init=/a/long/path/to/vit.safetensors"],
+            "photos+model.init=vit.safetensors",
+        ),
+        ("photos", ["optim.milestones=[0.3, 0.6]"], "photos+optim.milestones=-0.3-0.6"),
+    ],
+)
+def test_a_folder_is_named_after_what_was_changed(recipe, settings, name):
+    assert name_of(recipe, settings) == name
+
+
+def test_long_names_are_cut_and_stay_apart():
+    one, other = (name_of("x", [f"data.source={'y' * 19}"] * 20 + [s]) for s in ("a=1", "a=2"))
+    assert len(one) <= 120
+    assert one != other
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FailureError, match="cannot create"):
+        create(tmp_path / "file" / "run", load(), {}, resume=False)
+
+
+def test_what_a_killed_sitting_was_writing_goes(run):
+    (run.folder / ".last.pt.1.part").write_text("half")
+    create(run.folder, load(), {}, resume=True)
+    assert not list(run.folder.glob(".*.part"))
+
+
+def test_an_existing_run_is_described(run):
+    run.update(status="finished", best={"top1": 0.9412, "n": 100})
+    with pytest.raises(VitrailError, match=r"holds a finished run \(94.12 %\)"):
+        create(run.folder, load(), {}, resume=False)
+    assert json.loads((run.folder / "run.json").read_text())["status"] == "finished"

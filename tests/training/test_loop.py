@@ -1,0 +1,132 @@
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitrail.data.loader import Batch
+from vitrail.errors import FailureError
+from vitrail.training.checkpoint import Learner
+from vitrail.training.devices import Devices
+from vitrail.training.loop import DivergedError, Length, Loop
+from vitrail.training.schedule import Schedule
+
+CPU = Devices(torch.device("cpu"), torch.float32)
+
+
+class Squares(nn.Module):
+    """Learns to give zero; runs out of memory with more images than fit."""
+
+    def __init__(self, fits: int = 1000) -> None:
+        super().__init__()
+        self.model = nn.Linear(4, 1)
+        self.fits = fits
+        self.seen: list[int] = []
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        self.seen.append(len(inputs))
+        if len(inputs) > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.model(inputs)[:, 0].square() + 0 * targets
+
+
+def batches(n: int = 16) -> Iterator[Batch]:
+    chance = torch.Generator().manual_seed(0)
+    while True:
+        images = torch.randn(n, 4, generator=chance)
+        yield Batch(images=images, targets=torch.zeros(n, dtype=torch.int64))
+
+
+def loop(task: Squares, *, lr: float = 0.05, steps: int = 8, **options) -> Loop:
+    optimiser = torch.optim.SGD(task.parameters(), lr=lr, momentum=0.9)
+    return Loop(
+        learner=Learner(task, optimiser, None, torch.amp.GradScaler("cpu", enabled=False)),
+        devices=CPU,
+        schedule=Schedule(peak=lr, warmup=2),
+        length=Length(steps=steps),
+        batch=16,
+        clip=1.0,
+        seed=0,
+        microbatch=options.get("microbatch", 0),
+        prepare=lambda inputs, targets: (inputs, targets),
+    )
+
+
+def trained(task: Squares, **options) -> tuple[Loop, list[float]]:
+    torch.manual_seed(0)
+    nn.init.normal_(task.model.weight)
+    nn.init.zeros_(task.model.bias)
+    run = loop(task, **options)
+    losses: list[float] = []
+
+    def note(loop: Loop, batch: Batch) -> bool:
+        losses.append(loop.loss.item())
+        return False
+
+    run.run(batches(), note)
+    return run, losses
+
+
+def test_the_loss_falls():
+    run, losses = trained(Squares(), steps=40)
+    assert run.counters.step == len(losses) == 40
+    assert losses[-1] < losses[0] / 4
+
+
+def test_parts_of_a_batch_add_up_to_the_whole():
+    whole, _ = trained(Squares())
+    parts, _ = trained(Squares(), microbatch=5)
+    torch.testing.assert_close(whole.learner.task.model.weight, parts.learner.task.model.weight)
+
+
+def test_out_of_memory_halves_what_is_done_at_once_and_repeats_the_update():
+    task = Squares(fits=5)
+    run, losses = trained(task)
+    assert run.microbatch == 4
+    assert task.seen[:6] == [16, 8, 4, 4, 4, 4]
+    plain, expected = trained(Squares())
+    assert losses == pytest.approx(expected, rel=1e-5)
+    torch.testing.assert_close(run.learner.task.model.weight, plain.learner.task.model.weight)
+
+
+def test_a_single_image_that_does_not_fit_is_one_line():
+    with pytest.raises(FailureError, match=r"out of memory with 1 image.*smaller model"):
+        trained(Squares(fits=0))
+
+
+def test_another_error_is_not_mistaken_for_a_full_memory():
+    class Wrong(Squares):
+        def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+            raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        trained(Wrong())
+
+
+def test_after_step_ends_a_run():
+    run = loop(Squares(), steps=100)
+    run.run(batches(), lambda loop, batch: loop.counters.step == 3)
+    assert run.counters.step == 3
+
+
+def test_gradients_are_clipped_to_the_norm():
+    task = Squares()
+    with torch.no_grad():
+        task.model.weight.fill_(100.0)
+    run = loop(task, lr=1.0)
+    before = task.model.weight.detach().clone()
+    run.counters.step = 10  # past the warm-up
+    run.length = Length(steps=1000)
+    run.step(next(batches()))
+    assert run.norm > 1
+    moved = (task.model.weight - before).norm().item()
+    assert moved <= 1.0 + 1e-5
+
+
+def test_a_loss_that_is_no_number_is_told_with_the_step():
+    run = loop(Squares())
+    run.loss = torch.tensor(math.nan)
+    run.counters.step = 812
+    with pytest.raises(DivergedError, match=r"loss is nan at step 812; try a lower optim.lr"):
+        run.check()
