@@ -145,6 +145,8 @@ def sweep(
 ) -> dict[str, Any]:
     """Grid on a held-out part of train, retrain on all of train, test once; mean and std."""
     order = understand(what, settings, lists=True)
+    if order.folder is not None and out is None:
+        raise VitrailError(f"{what} is a run folder; name a folder for the sweep with --out")
     folder = order.out(out)
     result = sweeping.sweep(order.config, folder, seeds=seeds, device=device, facts=order.facts())
     finals = [Path(row["run"]) for row in result["seeds"]]
@@ -168,7 +170,7 @@ def compare(
             recipe,
             settings,
             seeds=seeds,
-            out=Path(out) / runs.name_of(Path(recipe).stem, ()),
+            out=Path(out) / runs.name_of(str(recipe).removesuffix(".toml"), ()),
             device=device,
         )
         for recipe in recipes
@@ -208,7 +210,10 @@ def evaluate(
                 progress=advance,
             )
         if not isinstance(model, Classifier) and runs.is_run(Path(model)) and where.main:
-            Run(Path(model)).write_evaluation(split, result)
+            # Another data set's figures stand beside the run's own, not in their place.
+            own = build(read(Path(model) / "config.toml")).data.source == str(data)
+            name = split if own else runs.name_of(f"{Path(str(data)).name}-{split}", ())
+            Run(Path(model)).write_evaluation(name, result)
     return result
 
 
@@ -283,7 +288,8 @@ def demo(out: str | Path = "runs/demo") -> Run:
     import shutil
 
     folder = Path(out)
-    if Run(folder).info().get("recipe") == "digits/vit":
+    before = Run(folder).info()
+    if before.get("recipe") == "digits/vit" and " demo" in before.get("command", ""):
         shutil.rmtree(folder)  # the last demo's
     say("A small ViT learns 8 × 8 handwritten digits (scikit-learn's), on this machine's CPU.")
     return train("digits/vit", out=folder, device="cpu")

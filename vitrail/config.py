@@ -221,7 +221,7 @@ class Config:
         check(self)
 
 
-ABOVE_ZERO = ("train.batch", "optim.lr", "data.size")
+ABOVE_ZERO = ("train.batch", "optim.lr", "data.size", "system.log_steps")
 RATES = (
     *("model.dropout", "model.drop_path", "data.val", "data.test", "augment.area"),
     *("augment.erasing", "train.label_smoothing", "train.average", "optim.momentum"),
@@ -291,6 +291,7 @@ def contradictions(config: Config) -> list[tuple[bool, str]]:
             not 0 < train.label_smoothing + 1 < 2,
             "train.label_smoothing = 1 leaves no label to learn",
         ),
+        (max(config.optim.beta1, config.optim.beta2) == 1, "optim.beta1 and beta2 are below 1"),
         (not 0 <= config.seed < 2**63, f"seed = {config.seed}: expected zero or more"),
     ]
 

@@ -156,9 +156,10 @@ def name_of(recipe: str, settings: Sequence[str]) -> str:
 
 
 def shortened(setting: str) -> str:
-    """Of a value that is a path, its last part."""
+    """Of a value that is a path, its last part; `B/16-in21k` is none."""
     key, _, value = setting.partition("=")
-    return f"{key}={value if len(value) < 20 else Path(value).name}"
+    is_path = Path(value).is_absolute() or ("/" in value and Path(value).exists())
+    return f"{key}={Path(value).name if is_path else value}"
 
 
 def is_run(folder: Path) -> bool:

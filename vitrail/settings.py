@@ -78,7 +78,7 @@ def parse(setting: str) -> tuple[str, Any]:
     name, text = name.strip(), text.strip()
     if not equals or not name:
         raise VitrailError(f"'{setting}' is no setting; expected section.key=value")
-    if kind_of(name) is str and not text.startswith(('"', "'")):
+    if kind_of(name) is str and not text.startswith(('"', "'", "[")):
         return name, text
     try:
         return name, tomllib.loads(f"value = {text}")["value"]
@@ -219,10 +219,17 @@ def changed(config: Config, base: Config | None = None) -> list[str]:
     """The settings that differ from the defaults, or from another run, as `section.key=value`."""
     before = to_flat(base or Config())
     return [
-        f"{name}={value if isinstance(value, str) else shown(value)}"
+        f"{name}={value if is_bare(value) else shown(value)}"
         for name, value in to_flat(config).items()
         if before.get(name) != value
     ]
+
+
+def is_bare(value: Any) -> bool:
+    """Whether a text can stand on a command line without quotes."""
+    if not isinstance(value, str) or not value.isprintable():
+        return False
+    return value == value.strip() and not value.startswith(('"', "'", "["))
 
 
 def to_toml(config: Config) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitrail.console import Advance
+from vitrail.data.loader import quietly
 from vitrail.data.source import Source
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.matching import ADVICE, class_order
@@ -181,6 +182,7 @@ def loader(pictures: Pictures, batch: int, workers: int, device: torch.device) -
         num_workers=workers,
         collate_fn=collate,
         pin_memory=device.type == "cuda",
+        worker_init_fn=quietly,
         # The common one belongs to training, whose course must not depend on being measured.
         generator=torch.Generator(),
     )

@@ -48,7 +48,8 @@ def lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:
     data, model, train = info["data"], info["model"], config.train
     counts = [f"{data[part]:,} {part}" for part in ("train", "val", "test") if data[part]]
     changes = "".join(f"  + {setting}" for setting in info.get("changed", ()))
-    begun = f"from {Path(config.model.init).name}" if config.model.init else "from scratch"
+    init = Path(config.model.init)
+    begun = f"from {init.name if init.exists() else init}" if config.model.init else "from scratch"
     rows, columns = model["size"]
     long = f"{info['steps']:,} steps" if info["steps"] else duration(60 * train.minutes)
     told = [

@@ -145,7 +145,10 @@ class Loop:
     def check(self) -> None:
         """Stops a run whose loss is no longer a number."""
         loss = self.loss.item()
-        if not math.isfinite(loss):
+        # With float16, a gradient beyond all bounds only skips an update.
+        bounded = self.learner.scaler.is_enabled() or bool(self.norm.isfinite())
+        if not math.isfinite(loss) or not bounded:
+            loss = loss if bounded else math.nan
             raise DivergedError(
                 f"loss is {loss} at step {self.counters.step}; try a lower optim.lr (now "
                 f"{self.schedule.peak:g}), a longer optim.warmup, or system.precision=bfloat16"

@@ -56,8 +56,11 @@ def sweep(
         )
     if seeds < 1:
         raise VitrailError(f"--seeds {seeds}: expected at least one")
-    if open_parts(config).val is None:
-        raise VitrailError("a sweep chooses on held-out images; set data.val, such as data.val=0.1")
+    parts = open_parts(config)
+    if parts.val is None or not config.train.evaluations:
+        raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
+    if parts.test is None:
+        raise VitrailError("a sweep ends with a test; set data.test, such as data.test=0.1")
     trials = [try_point(config, point, out, device, facts) for point in points(config)]
     best = max(trials, key=Trial.rank)
     if not best.val:
@@ -90,8 +93,9 @@ def try_point(
     config: Config, point: Mapping[str, Any], out: Path, device: str, facts: Mapping[str, Any]
 ) -> Trial:
     """Trains with one point of the grid, without looking at test."""
-    folder = out / "trials" / runs.name_of("trial", [f"{k}={shown(v)}" for k, v in point.items()])
-    run = finished(folder)
+    named = [f"{key.replace('system.', 'system-')}={shown(value)}" for key, value in point.items()]
+    folder = out / "trials" / runs.name_of("trial", named)
+    run = finished(folder, with_point(config, point))
     if run is None:
         say(f"trial    {', '.join(f'{k}={shown(v)}' for k, v in point.items())}")
         try:
@@ -116,7 +120,7 @@ def retrain(
     """The chosen settings on all of train, then test, once."""
     folder = out / f"seed{seed}"
     chosen = {**best.settings, "seed": seed, "data.train_on": "train+val", "train.keep": "last"}
-    run = finished(folder)
+    run = finished(folder, with_point(config, chosen))
     if run is None:
         say(f"retrain  seed {seed} on train and val")
         run = train(with_point(config, chosen), folder, resume=True, device=device, facts=facts)
@@ -124,9 +128,14 @@ def retrain(
     return run
 
 
-def finished(folder: Path) -> Run | None:
-    """The run in a folder, if it is complete, or diverged, as it would again."""
+def finished(folder: Path, config: Config) -> Run | None:
+    """The run in a folder, if it is complete, or diverged, as it would again.
+
+    One with other settings is an error, not an answer.
+    """
     run = Run(folder)
+    if runs.is_run(folder) and not config.train.hyperrule:
+        runs.refuse_other(folder, config)
     info = run.info()
     diverged = info.get("status") == "failed" and info.get("message", "").startswith("loss is ")
     return run if info.get("status") == "finished" or diverged else None
