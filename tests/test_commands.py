@@ -90,6 +90,28 @@ def test_evaluating_again_gives_what_the_run_measured(run, photos):
     assert again["loss"] == pytest.approx(kept["loss"], rel=1e-4)
 
 
+def test_bare_weights_of_a_run_are_tested_on_what_the_run_held_out(run, photos):
+    by_file = vitrail.evaluate(run.weights, photos, device="cpu")
+    assert by_file["n"] == run.evaluation("test")["n"]
+    assert by_file["loss"] == pytest.approx(run.evaluation("test")["loss"], rel=1e-4)
+
+
+def test_another_data_sets_figures_do_not_replace_the_runs_own(run, photos, tmp_path):
+    (tmp_path / "others").symlink_to(photos)
+    kept = run.evaluation("test")
+    vitrail.evaluate(run.folder, tmp_path / "others", split="train", device="cpu")
+    assert run.evaluation("test") == kept
+    assert run.evaluation("others-train")["n"] > kept["n"]
+
+
+def test_val_is_no_test_for_a_run_that_learnt_from_it(photos, tmp_path):
+    settings = SHORT | {"train.steps": 1, "data.train_on": "train+val", "data.subset": 10}
+    run = vitrail.train(photos, settings, out=tmp_path / "all", device="cpu")
+    assert run.info()["data"]["train"] == 10  # the subset is one of everything but test
+    with pytest.raises(VitrailError, match="learnt from val as well"):
+        vitrail.evaluate(run.folder, photos, split="val", device="cpu")
+
+
 def test_the_verb_prints_one_json_value(run, photos):
     words = ["evaluate", run.folder, photos, "--json", "--split", "val", "--device", "cpu"]
     done = subprocess.run(

@@ -209,21 +209,34 @@ def evaluate(
                 workers=workers,
                 progress=advance,
             )
-        if not isinstance(model, Classifier) and runs.is_run(Path(model)) and where.main:
+        run = None if isinstance(model, Classifier) else run_of(Path(model))
+        if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
-            own = build(read(Path(model) / "config.toml")).data.source == str(data)
+            own = build(read(run / "config.toml")).data.source == str(data)
             name = split if own else runs.name_of(f"{Path(str(data)).name}-{split}", ())
-            Run(Path(model)).write_evaluation(name, result)
+            Run(run).write_evaluation(name, result)
     return result
 
 
 def part_of(model: str | Path | Classifier, data: str | Path, split: str) -> Any:
-    """The part of the data; a run's own data is parted as the run parted it."""
-    held_out: dict[str, Any] = {}
-    if not isinstance(model, Classifier) and runs.is_run(Path(model)):
-        settings = build(read(Path(model) / "config.toml")).data
-        held_out = {"val": settings.val, "test": settings.test, "split": settings.split}
-    return open_data(data, **held_out).part(split)
+    """The part of the data; a run's own data is parted as the run parted it.
+
+    Weights beside a run's settings count as that run: parted otherwise, test would hold images
+    that they learnt from.
+    """
+    run = None if isinstance(model, Classifier) else run_of(Path(model))
+    if run is None:
+        return open_data(data).part(split)
+    settings = build(read(run / "config.toml")).data
+    if split == "val" and settings.train_on == "train+val" and settings.source == str(data):
+        raise VitrailError(f"{run} learnt from val as well; evaluate it with --split test")
+    held_out = {"val": settings.val, "test": settings.test}
+    return open_data(data, split=settings.split, **held_out).part(split)
+
+
+def run_of(model: Path) -> Path | None:
+    """The run folder that a MODEL is, or lies in."""
+    return next((folder for folder in (model, model.parent) if runs.is_run(folder)), None)
 
 
 @dataclass(frozen=True, kw_only=True)

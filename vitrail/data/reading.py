@@ -60,6 +60,8 @@ def read_some(source: Source, look: Look, chunk: list[int]) -> list[Any]:
     for index in chunk:
         try:
             found.append(look(source.picture(index)))
+        except FailureError:
+            raise  # a network or a disk that fails is no fault of the picture's
         except VitrailError as error:
             found.append(error)
     return found

@@ -64,6 +64,11 @@ def lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:
         f"seed {config.seed}",
         f"run      {folder}",
     ]
+    if 0 < info["steps"] <= config.optim.warmup:
+        told.append(
+            f"hint     optim.warmup={config.optim.warmup} is as long as the whole run, which never "
+            f"reaches its learning rate; optim.warmup={info['steps'] // 5} would suit it"
+        )
     if info["device"] == "cpu" and config.model.init and not train.freeze:
         told.append("hint     no GPU here: train.freeze=true trains the head alone, in minutes")
     return told

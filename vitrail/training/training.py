@@ -78,15 +78,17 @@ def open_parts(config: Config) -> Data:
     settings = config.data
     if not settings.source:
         raise VitrailError("no data: name a folder, shards or a catalogue name in data.source")
+    everything = settings.train_on == "train+val"
     data = open_data(
         settings.source,
-        val=settings.val,
+        # What is not held out at first is part of train, and of its subset.
+        val=0.0 if everything else settings.val,
         test=settings.test,
         split=settings.split,
         subset=settings.subset,
         seed=config.seed,
     )
-    if settings.train_on == "train+val" and data.val is not None:
+    if everything and data.val is not None:  # the data brings a val part of its own
         data = replace(data, train=Joined(data.part("train"), data.val), val=None)
     return data
 
