@@ -1,6 +1,7 @@
 """From a folder of pictures to a measured model, from Python and on the terminal."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,10 +91,14 @@ def test_evaluating_again_gives_what_the_run_measured(run, photos):
     assert again["loss"] == pytest.approx(kept["loss"], rel=1e-4)
 
 
-def test_bare_weights_of_a_run_are_tested_on_what_the_run_held_out(run, photos):
-    by_file = vitrail.evaluate(run.weights, photos, device="cpu")
-    assert by_file["n"] == run.evaluation("test")["n"]
-    assert by_file["loss"] == pytest.approx(run.evaluation("test")["loss"], rel=1e-4)
+def test_weights_are_tested_on_what_their_run_held_out_wherever_they_are(run, photos, tmp_path):
+    kept = run.evaluation("test")
+    away = tmp_path / "elsewhere.safetensors"
+    away.write_bytes(run.weights.read_bytes())
+    for model in (run.weights, away, vitrail.load(away)):
+        found = vitrail.evaluate(model, photos, device="cpu")
+        assert found["n"] == kept["n"]
+        assert found["loss"] == pytest.approx(kept["loss"], rel=1e-4)
 
 
 def test_another_data_sets_figures_do_not_replace_the_runs_own(run, photos, tmp_path):
@@ -110,6 +115,30 @@ def test_val_is_no_test_for_a_run_that_learnt_from_it(photos, tmp_path):
     assert run.info()["data"]["train"] == 10  # the subset is one of everything but test
     with pytest.raises(VitrailError, match="learnt from val as well"):
         vitrail.evaluate(run.folder, photos, split="val", device="cpu")
+
+
+def test_a_run_does_not_go_on_with_other_pictures(photos, tmp_path):
+    folder = tmp_path / "growing"
+    shutil.copytree(photos, folder)
+    settings = SHORT | {"train.steps": 2, "data.split": "hash"}
+    run = vitrail.train(folder, settings, out=tmp_path / "run", device="cpu")
+    run.update(status="stopped")
+    for name in "abcdefgh":  # of which one at least is hashed into train
+        shutil.copy(photos / "red" / "01.jpg", folder / "red" / f"{name}.jpg")
+    with pytest.raises(VitrailError, match="begun with other training pictures"):
+        vitrail.train(folder, settings, out=tmp_path / "run", resume=True, device="cpu")
+
+
+def test_broken_pictures_of_val_are_named_and_stay_named(photos, tmp_path):
+    settings = SHORT | {"train.steps": 1, "train.evaluations": 1, "data.val": 0.45}
+    run = vitrail.train(photos, settings, out=tmp_path / "run", device="cpu")
+    seen = [name for name, _ in run.info()["data"]["broken"]]
+    tested = [name for name, _ in run.evaluation("test")["broken"]]
+    assert seen + tested == ["red/broken.jpg"]
+    assert "broken" not in run.info()["best"]
+    run.update(status="stopped")
+    run = vitrail.train(photos, settings, out=tmp_path / "run", resume=True, device="cpu")
+    assert [name for name, _ in run.info()["data"]["broken"]] == seen
 
 
 def test_the_verb_prints_one_json_value(run, photos):
@@ -158,14 +187,14 @@ def test_freezing_nothing_is_an_error():
 
 def test_a_time_budget_ends_a_run(photos, tmp_path):
     settings = SHORT | {"train.minutes": 0.03, "data.subset": 20, "train.evaluations": 1}
-    settings.pop("train.steps")
+    settings |= {"train.steps": 0, "optim.warmup": 0}
     run = vitrail.train(photos, settings, out=tmp_path / "brief", device="cpu")
     info = run.info()
     assert info["status"] == "finished"
     assert 1.8 <= info["seconds"] < 20
     assert info["step"] > 1
     events = [event for event in run.events() if event["event"] == "train"]
-    assert events[-1]["lr"] < events[len(events) // 2]["lr"]
+    assert events[-1]["lr"] < settings["optim.lr"]
 
 
 def test_no_progress_stops_early(photos, tmp_path):

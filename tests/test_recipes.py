@@ -250,13 +250,6 @@ def test_bits_own_pre_training(name):
     assert optim.weight_decay == 1e-4
 
 
-def test_the_hyperrule_recipe_stands_for_all_data_alike():
-    from vitrail.training.hyperrule import FIXED
-
-    config = to_flat(load("finetune/bit_hyperrule"))
-    assert {name: config[name] for name in FIXED} == FIXED
-
-
 def test_digits_are_never_mirrored():
     assert load("digits/vit").augment.flip is False
 

@@ -4,6 +4,7 @@ Imports inside the verbs keep `--help` from waiting for torch.
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -124,18 +125,19 @@ def data(data: str, settings: tuple[str, ...], as_json: bool, **wishes: Any) -> 
         }
         click.echo(json.dumps(plain, ensure_ascii=False))
     else:
-        show_data(found)
+        # The list alone, to be piped, unless more was asked for.
+        show_data(found, table=wishes["check"] or not wishes["split"])
 
 
-def show_data(found: dict[str, Any]) -> None:
+def show_data(found: dict[str, Any], table: bool) -> None:
     """What `vitrail data` found, for a terminal."""
     from vitrail.data.checking import show
 
     if "split" in found:
         for part, names in found["split"].items():
             click.echo("\n".join(f"{part}\t{name}" for name in names))
-        return
-    show(found["check"])
+    if table:
+        show(found["check"])
     if "duplicates" in found:
         click.echo("\n".join(found["duplicates"].lines()))
     for name, reason in found.get("pack", ()):
@@ -234,6 +236,8 @@ def evaluate(
     from vitrail.evaluation.presentation import show
 
     result = evaluate(model, data, split=split, batch=batch, workers=workers, device=device)
+    if int(os.environ.get("RANK", 0)):
+        return  # of several processes under torchrun, the first one speaks
     if as_json:
         for mistake in result["mistakes"]:
             mistake.pop("thumbnail", None)

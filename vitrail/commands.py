@@ -13,6 +13,7 @@ from vitrail.data import checking, duplicates
 from vitrail.data.catalogue import CATALOGUE
 from vitrail.data.opening import open_data
 from vitrail.data.sheet import sheet as contact_sheet
+from vitrail.data.source import Source
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation import classify
@@ -196,7 +197,7 @@ def evaluate(
     with devices(device, "auto") as where:
         name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
         loaded = model if isinstance(model, Classifier) else load(model)
-        source = part_of(model, data, split)
+        source = part_of(loaded, data, split)
         with count_progress(f"evaluating {split}", where.main) as advance:
             result = classify.evaluate(
                 loaded.to(where.device),
@@ -218,20 +219,14 @@ def evaluate(
     return result
 
 
-def part_of(model: str | Path | Classifier, data: str | Path, split: str) -> Any:
-    """The part of the data; a run's own data is parted as the run parted it.
-
-    Weights beside a run's settings count as that run: parted otherwise, test would hold images
-    that they learnt from.
-    """
-    run = None if isinstance(model, Classifier) else run_of(Path(model))
-    if run is None:
-        return open_data(data).part(split)
-    settings = build(read(run / "config.toml")).data
-    if split == "val" and settings.train_on == "train+val" and settings.source == str(data):
-        raise VitrailError(f"{run} learnt from val as well; evaluate it with --split test")
-    held_out = {"val": settings.val, "test": settings.test}
-    return open_data(data, split=settings.split, **held_out).part(split)
+def part_of(model: Classifier, data: str | Path, split: str) -> Source:
+    """The part of the data, which is parted as the model's training parted it: parted otherwise,
+    test would hold images that it learnt from."""
+    known = dict(model.learnt_from)
+    source, train_on = known.pop("source", ""), known.pop("train_on", "train")
+    if split == "val" and train_on == "train+val" and source == str(data):
+        raise VitrailError("this model learnt from val as well; evaluate it with --split test")
+    return open_data(data, **known).part(split)
 
 
 def run_of(model: Path) -> Path | None:

@@ -138,8 +138,8 @@ class Train:
     keep: Literal["best", "last"] = "best"
     """Which weights become the model: the best on val, or the last."""
     hyperrule: bool = False
-    """BiT's HyperRule: steps, schedule, sizes and mixup follow from the number and size of the
-    images."""
+    """BiT's HyperRule: steps, warm-up, size and mixup, where they are not set, follow from the
+    number and size of the images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,8 @@ class System:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: whole copies of the model (ddp), or one model in parts (fsdp)."""
     workers: int = -1
-    """Processes that load images; -1 takes the cores there are, 0 loads in the main process."""
+    """Processes that load images; -1 takes all cores beside a GPU and none beside a CPU, 0 loads in
+    the main process."""
     deterministic: bool = False
     """Only deterministic kernels, at some cost in speed."""
     checkpoint_steps: int = 0

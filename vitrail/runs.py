@@ -58,6 +58,11 @@ class Run:
         if self.writes:
             write_text(self.folder / "run.json", json.dumps(self.info() | facts, indent=2) + "\n")
 
+    def name_broken(self, pictures: Mapping[str, str]) -> None:
+        """Keeps the names of pictures that could not be decoded, and why."""
+        data = self.info().get("data", {})
+        self.update(data={**data, "broken": sorted(pictures.items())})
+
     def say(self, line: str) -> None:
         """One line on the terminal and in log.txt."""
         if self.writes:

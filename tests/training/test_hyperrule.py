@@ -3,7 +3,9 @@
 import pytest
 
 from vitrail.config import Config
-from vitrail.settings import checked, with_settings
+from vitrail.data.opening import open_data
+from vitrail.settings import checked, load, with_settings
+from vitrail.training.building import resolve
 from vitrail.training.hyperrule import hyperrule
 
 
@@ -30,19 +32,35 @@ def test_small_pictures_are_shown_at_128_pixels_others_at_384(side, size):
 
 def test_every_setting_exists_and_has_the_right_type():
     for name, value in hyperrule(1000, 300.0).items():
-        assert checked(name, list(value) if isinstance(value, tuple) else value) == value
+        assert checked(name, value) == value
 
 
-def test_warm_up_and_decays_are_those_of_the_released_code_and_the_paper():
+def test_the_warm_up_is_that_of_the_released_code():
     small, large = hyperrule(3_000, 300.0), hyperrule(30_000, 300.0)
     assert (small["optim.warmup"], large["optim.warmup"]) == (100, 500)
-    assert small["optim.milestones"] == large["optim.milestones"] == (0.3, 0.6, 0.9)
 
 
-def test_sgd_without_decay_or_clipping():
-    rule = hyperrule(1000, 300.0)
-    assert (rule["optim.name"], rule["optim.lr"], rule["train.batch"]) == ("sgd", 0.003, 512)
-    assert (rule["optim.momentum"], rule["optim.weight_decay"], rule["optim.clip"]) == (0.9, 0, 0)
+def test_the_recipe_holds_what_is_the_same_for_all_data():
+    config = load("finetune/bit_hyperrule")
+    optim = config.optim
+    assert (optim.name, optim.lr, config.train.batch) == ("sgd", 0.003, 512)
+    assert (optim.momentum, optim.weight_decay, optim.clip) == (0.9, 0, 0)
+    assert (optim.decay, optim.milestones) == ("staircase", (0.3, 0.6, 0.9))
+    assert (config.data.crop, config.augment.crop) == (0.0, "resize")
+
+
+def test_the_rule_fills_in_what_nobody_has_set():
+    digits = open_data("digits")
+    config = resolve(load("finetune/bit_hyperrule"), digits)
+    assert (config.train.steps, config.optim.warmup, config.data.size) == (500, 100, 128)
+    assert not config.train.hyperrule
+
+
+def test_what_a_user_sets_stays():
+    wish = load("finetune/bit_hyperrule", ["train.steps=7", "optim.lr=0.06", "data.size=160"])
+    config = resolve(wish, open_data("digits"))
+    assert (config.train.steps, config.optim.lr, config.data.size) == (7, 0.06, 160)
+    assert config.optim.warmup == 100
 
 
 def test_it_adds_up_to_a_run():

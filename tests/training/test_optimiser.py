@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import nn
 
 from tests.models import SMALL, small
 from vitrail.config import Optim
@@ -41,6 +42,11 @@ def test_layers_learn_the_slower_the_deeper_they_lie():
     assert scale[id(names["blocks.0.mlp.fc1.weight"])] == 0.5**4
     assert scale[id(names["embedding.weight"])] == 0.5**5
     assert scale[id(names["positions.0.table"])] == 0.5**5
+
+
+def test_a_head_alone_learns_at_the_full_rate():
+    groups = parameter_groups(nn.Linear(4, 2), weight_decay=0.0, layer_decay=0.5)
+    assert {group["scale"] for group in groups} == {1.0}
 
 
 def test_all_layers_learn_alike_by_default():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageFilter, ImageOps
@@ -55,7 +56,7 @@ class Augmentation:
         looks = self.looks(fill)
         if looks:
             # Pillow recolours several times faster than torch, and torch crops twice as fast.
-            looks = [v2.ToPILImage(), *looks, v2.PILToTensor()]
+            looks = [to_picture, *looks, to_tensor]
         value: Any = fill  # torchvision takes a colour too, but says a number
         erase: list[Step] = [v2.RandomErasing(self.erasing, value=value)] if self.erasing else []
         return [*grey, *self.frame(preprocessing), *flip, *looks, *erase]
@@ -70,14 +71,14 @@ class Augmentation:
             ratio = (0.75 * columns / rows, columns / (0.75 * rows))
             area = (self.area, 1.0)
             cut = v2.RandomResizedCrop(size, scale=area, ratio=ratio, **resampling)
-            return [v2.PILToTensor(), cut]
+            return [to_tensor, cut]
         if self.crop == "resize":
             cut_from = v2.Resize(larger(preprocessing), **resampling)
-            return [v2.PILToTensor(), cut_from, v2.RandomCrop(size)]
+            return [to_tensor, cut_from, v2.RandomCrop(size)]
         whole = whole_picture(preprocessing)
         if self.crop == "none":
             return whole
-        return [*whole, v2.RandomCrop(size, padding=[columns // PADDING, rows // PADDING])]
+        return [*whole, shifted]
 
     def looks(self, fill: Colour) -> list[Step]:
         """What changes colours and shapes within the frame, on PIL images."""
@@ -101,8 +102,36 @@ def mean_colour(preprocessing: Preprocessing) -> Colour:
 
 def whole_picture(preprocessing: Preprocessing) -> list[Step]:
     """The evaluation's resize and crop, of bytes."""
-    steps: list[Step] = [v2.PILToTensor(), v2.Lambda(preprocessing.resize)]
+    steps: list[Step] = [to_tensor, preprocessing.resize]
     return [*steps, v2.CenterCrop(preprocessing.size)] if preprocessing.short_side else steps
+
+
+# Small images are varied faster than torchvision's classes find out what they were given, so what
+# every one of them goes through is written plainly.
+
+
+def to_tensor(picture: Image.Image) -> UInt8[Tensor, "c y x"]:
+    """A copy of the pixels."""
+    pixels = np.array(picture)
+    if pixels.ndim == 2:
+        return torch.from_numpy(pixels)[None]
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def to_picture(image: UInt8[Tensor, "c y x"]) -> Image.Image:
+    """The same pixels for Pillow."""
+    if len(image) == 1:
+        return Image.fromarray(image[0].numpy())
+    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+
+
+def shifted(image: UInt8[Tensor, "c y x"]) -> UInt8[Tensor, "c y x"]:
+    """Moved by up to an eighth of each side, with black where nothing was."""
+    rows, columns = image.shape[-2:]
+    y, x = rows // PADDING, columns // PADDING
+    padded = torch.nn.functional.pad(image, (x, x, y, y))
+    top, left = int(torch.randint(2 * y + 1, ())), int(torch.randint(2 * x + 1, ()))
+    return padded[:, top : top + rows, left : left + columns]
 
 
 def larger(preprocessing: Preprocessing) -> list[int]:

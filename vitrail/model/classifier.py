@@ -1,7 +1,8 @@
 """The small interface that every model of the family answers to."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ class Classifier(nn.Module):
     """Names of the classes, where they are known."""
     preprocess: Callable[[Any], Float[Tensor, "c y x"]] | None = None
     """From a picture to the tensor this model was trained on; `vitrail.load` sets it."""
+    learnt_from: Mapping[str, Any] = MappingProxyType({})
+    """The data it was trained on here, and how much of it was held out; empty where unknown."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations."""
 
@@ -115,7 +118,7 @@ class Classifier(nn.Module):
         self.architecture = replace(self.architecture, classes=classes, head_bias=bias)
         head = zero_head(self.feature_width, classes, bias)
         self.head = None if head is None else head.to(next(self.parameters()))
-        self.labels = ()
+        self.labels, self.learnt_from = (), {}
 
     @torch.inference_mode()
     def predict(self, image: Any, top: int = 5) -> list[tuple[str, float]]:

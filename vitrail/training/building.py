@@ -40,6 +40,8 @@ def build_model(settings: config.Model, data: config.Data, labels: tuple[str, ..
         raise VitrailError("neither model.variant nor model.init says which model to train")
     model.labels = labels
     model.preprocess = evaluation_preprocessing(model.preprocess, data)
+    told = ("source", "val", "test", "split", "train_on")
+    model.learnt_from = {key: getattr(data, key) for key in told}
     return model.float()
 
 
@@ -78,15 +80,20 @@ def evaluation_preprocessing(of_weights: Any, data: config.Data) -> Preprocessin
 
 
 def resolve(settings: Config, data: Data) -> Config:
-    """The settings with BiT's HyperRule worked out, where they ask for it."""
+    """The settings with BiT's HyperRule worked out, where they ask for it.
+
+    It fills in what is at its default; what a recipe or a user has set stays.
+    """
     if not settings.train.hyperrule:
         return settings
     train = data.part("train")
     sides = some_sides(train)
     found = hyperrule(len(train.targets), float(np.median(sides)))
-    values = to_flat(settings)
-    for key, value in (found | {"train.hyperrule": False}).items():
-        put(values, key, list(value) if isinstance(value, tuple) else value)
+    values, defaults = to_flat(settings), to_flat(Config())
+    for key, value in found.items():
+        if values[key] == defaults[key]:
+            put(values, key, value)
+    put(values, "train.hyperrule", False)
     return build(values)
 
 

@@ -5,6 +5,7 @@ data position is kept beside the step.
 """
 
 import pickle
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,10 @@ class Learner:
     average: Average | None
     scaler: torch.amp.GradScaler
 
+    def averaged(self) -> AbstractContextManager[None]:
+        """The model with its averaged weights, where an average is kept."""
+        return nullcontext() if self.average is None else self.average.in_place()
+
     def state(self) -> dict[str, Any]:
         """Everything as plain tensors and numbers. All processes must ask for it together."""
         state: dict[str, Any] = {"scaler": self.scaler.state_dict()}
@@ -63,7 +68,8 @@ class Learner:
             state["model"] = bare(self.task).state_dict()
             state["optimiser"] = self.optimiser.state_dict()
         if self.average is not None:
-            state["average"] = {name: whole(x) for name, x in self.average.tensors.items()}
+            # One at a time to the CPU: all of them together may be larger than a device.
+            state["average"] = {name: whole(x).cpu() for name, x in self.average.tensors.items()}
         return state
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail.errors import VitrailError, one_line
+from vitrail.errors import FailureError, VitrailError, one_line
 
 # Dense half-precision matrix arithmetic, FLOP/s, from the makers' data sheets.
 PEAKS = {
@@ -63,6 +63,14 @@ class Devices:
         box = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.all_reduce(box, dist.ReduceOp.MAX)
         return box.item()
+
+    def union(self, found: dict[str, str]) -> dict[str, str]:
+        """What any process found."""
+        if self.world == 1:
+            return found
+        parts: list[Any] = [None] * self.world
+        dist.all_gather_object(parts, found)
+        return {name: reason for part in parts for name, reason in part.items()}
 
     def wait(self) -> None:
         """Until all processes are here."""
@@ -196,20 +204,21 @@ def determinism(wanted: bool) -> Iterator[None]:
 
 def spread(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Devices) -> nn.Module:
     """The task on its device, as copies that agree (DDP) or in parts (FSDP2)."""
-    task.to(where.device)
     if where.world == 1:
-        return task
+        return task.to(where.device)
     if parallel == "ddp":
+        task.to(where.device)
         # A class token's gradient is a slice of that of all tokens; copying it costs nothing.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
         ids = [where.device.index] if where.device.type == "cuda" else None
         return DistributedDataParallel(task, device_ids=ids, gradient_as_bucket_view=True)
     mesh = dist.init_device_mesh(where.device.type, (where.world,))
+    # Block by block onto the devices: the whole model may be larger than any of them.
     for block in blocks_of(task):
         fully_shard(block, mesh=mesh)
     # The model is the outermost part, so that it can be evaluated without its objective.
     fully_shard(task.get_submodule("model"), mesh=mesh)
-    return task
+    return task.to(where.device)
 
 
 def reshard(model: nn.Module) -> None:
@@ -239,6 +248,14 @@ def syncing(task: nn.Module, last: bool) -> Iterator[None]:
         if isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(last)
     yield
+
+
+def too_large(where: Devices) -> FailureError:
+    """What to do where working on fewer images at a time does not help."""
+    return FailureError(
+        f"out of memory on {where.hardware()}; use a smaller model or data.size, "
+        "system.recompute=true, or several devices with system.parallel=fsdp"
+    )
 
 
 def out_of_memory(error: RuntimeError) -> bool:

@@ -1,11 +1,14 @@
 """Who trains what, on what, with what: the first lines of a run, and the facts behind them."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vitrail.config import Config
 from vitrail.console import duration
-from vitrail.data.source import Data
+from vitrail.data.source import Data, Source
 from vitrail.model import Classifier
 from vitrail.model.variants import name
 from vitrail.training.devices import Devices
@@ -31,6 +34,7 @@ def describe(
             "classes": len(data.labels),
             "labels": list(data.labels),
             **{key: None if part is None else len(part.targets) for key, part in parts.items()},
+            "fingerprint": fingerprint(data.part("train")),
             "broken": [],
         },
         "model": {
@@ -41,6 +45,15 @@ def describe(
             "init": config.model.init,
         },
     }
+
+
+def fingerprint(source: Source) -> str:
+    """Tells two training sets apart by the names and classes of their pictures, in order."""
+    digest = sha256(repr(source.labels).encode())
+    digest.update(np.asarray(source.targets, dtype=np.int64).tobytes())
+    for picture in source.names:
+        digest.update(picture.encode(errors="surrogateescape") + b"\0")
+    return digest.hexdigest()
 
 
 def lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:

@@ -61,7 +61,7 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
     def validate() -> dict[str, Any]:
         val = data.part("val")
         batch = evaluation_batch(config, where)
-        predictions, _ = predict(
+        predictions, broken = predict(
             model,
             val,
             batch=batch,
@@ -76,6 +76,7 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
             "top1": float(hits[:, 0].mean()),
             "top5": float(hits.any(1).mean()),
             "n": len(hits),
+            "broken": broken,
         }
 
     return Material(
@@ -110,7 +111,7 @@ def features_for(model: Classifier, data: Data, config: Config, where: Devices) 
         ),
         prepare=lambda inputs, targets: (inputs, targets),
         validate=None if val is None else partial(frozen.validate, head, val, where.device),
-        broken=train.broken,
+        broken=train.broken + (() if val is None else val.broken),
     )
 
 

@@ -43,7 +43,9 @@ def parameter_groups(
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in learning.items():
         decays = weight_decay if is_kernel(name, parameter) else 0.0
-        groups[decays, layer_decay ** (last - layer_of(name, last))].append(parameter)
+        # A head alone, on a frozen backbone, has no layers below it.
+        scale = layer_decay ** (last - layer_of(name, last)) if last > 1 else 1.0
+        groups[decays, scale].append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "scale": scale}
         for (decay, scale), parameters in groups.items()

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.console import TrainingBar
-from vitrail.data.loader import Batch
+from vitrail.data.loader import Batch, Broken
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.loop import Loop
@@ -81,7 +81,7 @@ class Oversight:
         done_before, self.done = self.done, loop.length.done(counters)
         if counters.step == 1:
             self.first(batch)
-        self.note_broken(batch)
+        self.note_broken(batch.broken)
         self.losses.append(loop.loss)
         # Processes may only confer at steps that all of them know.
         meeting = counters.step % self.log_steps == 0 or self.done >= 1
@@ -95,9 +95,9 @@ class Oversight:
             self.save(loop)
         return stopping
 
-    def note_broken(self, batch: Batch) -> None:
+    def note_broken(self, pictures: Sequence[Broken]) -> None:
         """Names pictures that could not be decoded, once each."""
-        for name, reason in batch.broken:
+        for name, reason in pictures:
             if name not in self.broken:
                 self.broken[name] = reason
                 if len(self.broken) <= NAMED_BROKEN:
@@ -137,13 +137,9 @@ class Oversight:
         assert self.validate is not None
         loop.check()
         counters = loop.counters
-        average = loop.learner.average
-        if average is not None:
-            with average.in_place():
-                found = self.validate()
-                better = self.better(loop, found)
-        else:
+        with loop.learner.averaged():
             found = self.validate()
+            self.note_broken(found.pop("broken", ()))
             better = self.better(loop, found)
         told = {"event": "val", "step": counters.step, "epoch": self.epoch(loop)}
         told |= {"seconds": round(counters.seconds, 3), **found}
@@ -203,5 +199,6 @@ class Oversight:
                 seconds=round(loop.counters.seconds, 1),
                 best=loop.counters.best,
             )
+            self.run.name_broken(self.broken)
         loop.devices.wait()
         self.saved = time.perf_counter()

@@ -27,7 +27,7 @@ from vitrail.training import checkpoint, optimiser
 from vitrail.training.averaging import Average
 from vitrail.training.building import build_model, length_of, resolve
 from vitrail.training.checkpoint import Learner
-from vitrail.training.devices import Devices, devices, spread
+from vitrail.training.devices import Devices, devices, out_of_memory, spread, too_large
 from vitrail.training.introduction import describe, lines
 from vitrail.training.loop import Length, Loop
 from vitrail.training.material import (
@@ -69,7 +69,11 @@ def train(
             return Training(config, data, where, run).go(test)
         except BaseException as error:
             kind = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            run.update(status=kind, message=str(error) or type(error).__name__)
+            full = isinstance(error, RuntimeError) and out_of_memory(error)
+            told = too_large(where) if full else error
+            run.update(status=kind, message=str(told) or type(told).__name__)
+            if full:
+                raise told from None
             raise
 
 
@@ -109,6 +113,8 @@ class Training:
         model.activation_checkpointing = self.config.system.recompute
         length = length_of(self.config, len(self.data.part("train").targets))
         told = describe(self.config, self.data, model, self.where, length)
+        if self.run.checkpoint.exists():
+            refuse_other_data(self.run, told["data"])
         self.run.update(**told)
         for line in lines(self.config, self.run.info() | told, self.run.folder):
             self.run.say(line)
@@ -136,15 +142,10 @@ class Training:
             oversight.flops_per_image = self.flops(model)
             if not loop.counters.stopped_early and oversight.done < 1:
                 loop.run(material.batches(loop.counters.step), oversight)
-        self.run.update(
-            data={**self.run.info().get("data", {}), "broken": sorted(oversight.broken.items())}
-        )
+        self.run.name_broken(self.where.union(oversight.broken))
         if not signals.asked and (self.config.train.keep == "last" or loop.counters.best is None):
-            if learner.average is None:
+            with learner.averaged():
                 keep()
-            else:
-                with learner.average.in_place():
-                    keep()
         return loop
 
     def oversight(self, material: Material, signals: Signals, stack: ExitStack) -> Oversight:
@@ -167,7 +168,7 @@ class Training:
             track=track,
             signals=signals,
             first=partial(self.draw, material),
-            broken=dict(material.broken),
+            broken=dict(self.run.info()["data"]["broken"]) | dict(material.broken),
         )
 
     def flops(self, model: Classifier) -> float:
@@ -233,6 +234,7 @@ class Training:
             kept = build(model.architecture)
         kept.load_state_dict(tensors, assign=True)
         kept.labels, kept.preprocess = model.labels, model.preprocess
+        kept.learnt_from = model.learnt_from
         save(kept, self.run.weights)
 
     def conclude(self, loop: Loop, signals: Signals, test: bool) -> Run:
@@ -271,6 +273,18 @@ class Training:
                 progress=advance,
             )
         self.run.write_evaluation(split, result)
+
+
+def refuse_other_data(run: Run, data: dict[str, Any]) -> None:
+    """A run goes on with the pictures it began with, and keeps what it found wrong with them."""
+    began = run.info().get("data", {})
+    if began.get("fingerprint") != data["fingerprint"]:
+        raise VitrailError(
+            f"{run.folder} was begun with other training pictures ({began.get('train')} then, "
+            f"{data['train']} now); bring them back to resume it, or choose another folder "
+            "with --out"
+        )
+    data["broken"] = began.get("broken", [])
 
 
 def balance(source: Source) -> Tensor:

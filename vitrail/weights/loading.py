@@ -2,7 +2,8 @@
 
 import os
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
@@ -77,6 +78,7 @@ class Checkpoint:
     tensors: Tensors
     labels: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
+    learnt_from: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load(
@@ -133,7 +135,7 @@ def to_model(checkpoint: Checkpoint) -> Classifier:
     tensors = {key: x.contiguous() for key, x in one_precision(checkpoint.tensors).items()}
     model.load_state_dict(tensors, assign=True)
     model.origin = checkpoint.format
-    model.labels = checkpoint.labels
+    model.labels, model.learnt_from = checkpoint.labels, checkpoint.learnt_from
     model.preprocess = checkpoint.preprocessing
     return model.eval()
 
@@ -178,16 +180,9 @@ def read(path: Path, wish: Size | None = None, known_size: Size | None = None) -
     """
     contents = replace(files.read(path), size=known_size)
     if native.recognise(contents):
-        architecture, labels, preprocessing = native.describe(contents)
-        check(path, contents.tensors, shapes(architecture))
-        return Checkpoint(
-            path=path,
-            format="vitrail",
-            architecture=architecture,
-            tensors=contents.tensors,
-            labels=labels,
-            preprocessing=preprocessing,
-        )
+        told = native.describe(contents)
+        check(path, contents.tensors, shapes(told.architecture))
+        return Checkpoint(path=path, format="vitrail", tensors=contents.tensors, **told._asdict())
     for known in FORMATS.values():
         if known.recognise(contents):
             return translate(known, contents, wish)

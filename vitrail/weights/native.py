@@ -1,7 +1,7 @@
 """Vitrail's own safetensors: our names, and all that a user of the weights needs in the header."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitrail.data import preprocessing
 from vitrail.errors import VitrailError
@@ -18,21 +18,29 @@ def recognise(contents: Contents) -> bool:
 
 
 def header(model: Any) -> dict[str, str]:
-    """Architecture, classes and preprocessing as one JSON string."""
+    """All but the tensors, as one JSON string."""
     pre = model.preprocess
     description = {
         "version": VERSION,
         "architecture": to_dict(model.architecture),
         "labels": list(model.labels),
         "preprocessing": None if pre is None else pre.to_dict(),
+        "learnt_from": dict(model.learnt_from),
     }
     return {"format": "pt", KEY: json.dumps(description)}
 
 
-def describe(
-    contents: Contents,
-) -> tuple[Architecture, tuple[str, ...], preprocessing.Preprocessing | None]:
-    """Architecture, classes and preprocessing, as `header` wrote them."""
+class Description(NamedTuple):
+    """What the header says."""
+
+    architecture: Architecture
+    labels: tuple[str, ...]
+    preprocessing: preprocessing.Preprocessing | None
+    learnt_from: dict[str, Any]
+
+
+def describe(contents: Contents) -> Description:
+    """What `header` wrote."""
     with parsing(contents.path, "header of Vitrail"):
         told = json.loads(contents.metadata[KEY])
         if told["version"] != VERSION:
@@ -42,4 +50,9 @@ def describe(
         if labels and len(labels) != architecture.classes:
             raise ValueError(f"{len(labels)} labels for {architecture.classes} classes")
         pre = told["preprocessing"]
-        return architecture, labels, None if pre is None else preprocessing.from_dict(pre)
+        return Description(
+            architecture,
+            labels,
+            None if pre is None else preprocessing.from_dict(pre),
+            dict(told.get("learnt_from", {})),
+        )
