@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file
 
 import vitrail
 from tests.models import small
+from vitrail.cli import main
 from vitrail.commands import Wishes, compare, look_at_data, report, sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
@@ -139,6 +141,56 @@ def test_broken_pictures_of_val_are_named_and_stay_named(photos, tmp_path):
     run.update(status="stopped")
     run = vitrail.train(photos, settings, out=tmp_path / "run", resume=True, device="cpu")
     assert [name for name, _ in run.info()["data"]["broken"]] == seen
+
+
+@pytest.mark.parametrize("target", ["mean", "grid", "pixels"])
+def test_masked_patches_first_then_classes(photos, tmp_path, target):
+    settings = SHORT | {"train.objective": "masked", "train.masked": target, "train.steps": 8}
+    first = vitrail.train(photos, settings, out=tmp_path / "masked", device="cpu")
+    events = first.events()
+    val = [event for event in events if event["event"] == "val"]
+    assert len(val) == 2
+    assert val[-1]["loss"] < val[0]["loss"]
+    assert "top1" not in val[0]
+    assert not first.evaluation("test")
+    assert "masked" in (first.folder / "report.html").read_text(encoding="utf-8")
+    assert f"next     vitrail train DATA model.init={first.folder}" in first.log()
+    kept = vitrail.load(first.folder)
+    assert (kept.head, kept.labels) == (None, ())
+    settings = SHORT | {"model.init": str(first.folder), "train.steps": 30}
+    second = vitrail.train(photos, settings, out=tmp_path / "classes", device="cpu")
+    assert second.evaluation("test")["top1"] > 0.5
+
+
+def test_weights_of_another_shape_are_one_line(run, photos, tmp_path):
+    settings = SHORT | {"model.init": str(run.folder), "model.depth": 3}
+    with pytest.raises(VitrailError, match=r"with depth 2, the settings say 3; leave model.depth"):
+        vitrail.train(photos, settings, out=tmp_path / "other", device="cpu")
+
+
+def test_few_shots_from_python_and_on_the_terminal(run, photos):
+    found = vitrail.fewshot(run.folder, photos, shots=[1, 5], seeds=2, device="cpu")
+    assert [(row["shots"], row["seed"]) for row in found["results"]] == [
+        (1, 0),
+        (1, 1),
+        (5, 0),
+        (5, 1),
+    ]
+    assert {row["n"] for row in found["results"]} == {run.evaluation("test")["n"]}
+    assert found["results"][-1]["accuracy"] == 1.0
+    words = ["fewshot", str(run.folder), str(photos), "--shots", "1,5", "--seeds", "2"]
+    told = CliRunner().invoke(main, [*words, "--device", "cpu", "--json"])
+    assert json.loads(told.stdout) == found
+    shown = CliRunner().invoke(main, [*words, "--device", "cpu", "--split", "train"])
+    assert "100.00 ± 0.00 %" in shown.stdout
+
+
+def test_shots_that_are_no_numbers_are_one_line(run, photos):
+    told = CliRunner().invoke(main, ["fewshot", str(run.folder), str(photos), "--shots", "few"])
+    assert (told.exit_code, told.stderr) == (
+        2,
+        "Error: --shots few: expected numbers, as 1,5,10\n",
+    )
 
 
 def test_the_verb_prints_one_json_value(run, photos):

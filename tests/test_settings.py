@@ -78,7 +78,11 @@ def test_a_wrong_setting_is_one_line_that_says_what_was_expected(setting, expect
         (["optim.weight_decay=nan"], "optim.weight_decay = nan: expected a finite number"),
         (["seed=-1"], "seed = -1: expected zero or more"),
         (["data.val=0.5", "data.test=0.5"], "data.val + data.test = 1 leaves nothing to learn"),
-        (["model.init=x", "model.depth=3"], "model.depth cannot be changed in trained weights"),
+        (["model.init=x", "model.hidden=true"], "model.hidden cannot be changed in trained weig"),
+        (
+            ["train.objective=masked", "augment.mixup=0.1"],
+            "train.objective=masked has no labels; leave augment.mixup out",
+        ),
         (["train.freeze=true"], "train.freeze needs weights to keep; name them with model.init"),
         (["data.crop=1.5"], "data.crop = 1.5: expected a share up to 1, 0 or -1"),
         (["data.crop=-0.5"], "data.crop = -0.5: expected a share up to 1, 0 or -1"),

@@ -247,6 +247,44 @@ def evaluate(
 
 
 @main.command()
+@click.argument("model")
+@click.argument("data")
+@click.option("--shots", default="1,5,10,25", show_default=True, help="Pictures of each class.")
+@click.option("--seeds", default=3, show_default=True, help="Choices of pictures.")
+@click.option("--ridge", default="1024", show_default=True, help="Strengths, as 1,32,1024.")
+@SPLIT
+@DEVICE
+@AS_JSON
+def fewshot(
+    model: str, data: str, shots: str, seeds: int, ridge: str, as_json: bool, **options: Any
+) -> None:
+    """Closed-form linear accuracy on frozen features, k-NN beside it.
+
+    A few pictures of each class of train are shown, all pictures of the split are asked about.
+    Nothing is trained, and features are kept for the next time.
+    """
+    from vitrail.commands import fewshot
+    from vitrail.evaluation.presentation import show_fewshot
+
+    whole, numbers = parse_numbers("--shots", shots, int), parse_numbers("--ridge", ridge, float)
+    result = fewshot(model, data, shots=whole, seeds=seeds, ridges=numbers, **options)
+    if int(os.environ.get("RANK", 0)):
+        return
+    if as_json:
+        click.echo(json.dumps(result, ensure_ascii=False))
+    else:
+        show_fewshot(result)
+
+
+def parse_numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
+    """`1,5,10`."""
+    try:
+        return [kind(word) for word in text.split(",")]
+    except ValueError:
+        raise VitrailError(f"{option} {text}: expected numbers, as 1,5,10") from None
+
+
+@main.command()
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option(

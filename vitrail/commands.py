@@ -17,13 +17,17 @@ from vitrail.data.source import Source
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation import classify
+from vitrail.evaluation import fewshot as few
+from vitrail.evaluation.features import extract, kept_features
 from vitrail.model import Classifier
 from vitrail.report import comparison, page
 from vitrail.runs import Run
 from vitrail.settings import build, changed, find, parse, put, read, recipes
+from vitrail.settings import load as load_settings
 from vitrail.training import sweep as sweeping
 from vitrail.training import training
-from vitrail.training.devices import devices
+from vitrail.training.devices import cores, devices
+from vitrail.web import cache
 from vitrail.weights.loading import load
 
 DEFAULT = "finetune/folder"
@@ -130,10 +134,13 @@ def finish(run: Run) -> None:
         told.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
     run.say(" · ".join(told))
     run.say(f"report   {target}")
-    run.say(
-        f"next     vitrail evaluate {run.folder} DATA   or, in Python, "
-        f"vitrail.load('{run.folder}').predict('photo.jpg')"
-    )
+    if load_settings(run.folder / "config.toml").train.objective == "masked":
+        run.say(f"next     vitrail train DATA model.init={run.folder}")
+    else:
+        run.say(
+            f"next     vitrail evaluate {run.folder} DATA   or, in Python, "
+            f"vitrail.load('{run.folder}').predict('photo.jpg')"
+        )
 
 
 def sweep(
@@ -227,6 +234,44 @@ def part_of(model: Classifier, data: str | Path, split: str) -> Source:
     if split == "val" and train_on == "train+val" and source == str(data):
         raise VitrailError("this model learnt from val as well; evaluate it with --split test")
     return open_data(data, **known).part(split)
+
+
+def fewshot(
+    model: str | Path | Classifier,
+    data: str | Path,
+    *,
+    shots: Sequence[int] = (1, 5, 10, 25),
+    seeds: int = 3,
+    ridges: Sequence[float] = (few.RIDGE,),
+    split: str = "test",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Closed-form linear accuracy on frozen features, after a few pictures of each class of train.
+
+    On train itself, it is asked about the pictures that were not shown.
+    """
+    with devices(device, "auto") as where:
+        loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
+        parts = {name: part_of(loaded, data, name) for name in dict.fromkeys(("train", split))}
+        options: dict[str, Any] = {
+            "precision": where.precision,
+            "workers": cores() if where.device.type == "cuda" else 0,
+            "kept": kept_features(loaded, where.precision, cache()),
+        }
+        found = {}
+        for name, part in parts.items():
+            with count_progress(f"features of {name}", where.main) as advance:
+                found[name] = extract(loaded, part, **options, progress=advance)
+    results = few.fewshot(
+        found["train"],
+        None if split == "train" else found[split],
+        classes=len(parts["train"].labels),
+        shots=shots,
+        seeds=seeds,
+        ridges=ridges,
+    )
+    broken = [list(pair) for features in found.values() for pair in features.broken]
+    return {"results": results, "split": split, "data": str(data), "broken": broken}
 
 
 def run_of(model: Path) -> Path | None:

@@ -110,8 +110,14 @@ class Augment:
 class Train:
     """How long, on how much at once, and what is kept."""
 
-    objective: Literal["softmax", "sigmoid"] = "softmax"
-    """The loss: softmax cross-entropy, or sigmoid cross-entropy over all classes."""
+    objective: Literal["softmax", "sigmoid", "masked"] = "softmax"
+    """What is learnt: classes by softmax cross-entropy, or by sigmoid cross-entropy over all of
+    them; or, without labels, what was in masked patches."""
+    masked: Literal["mean", "grid", "pixels"] = "mean"
+    """What a masked patch is asked for: its 3-bit mean colour, those of its 4 x 4 cells, or its
+    pixels."""
+    masked_share: float = 0.5
+    """Share of the patches that is masked."""
     steps: int = 0
     """Length of the run in updates. Steps, epochs and minutes are one choice: setting one unsets
     the others."""
@@ -225,7 +231,13 @@ class Config:
 ABOVE_ZERO = ("train.batch", "optim.lr", "data.size", "system.log_steps")
 RATES = (
     *("model.dropout", "model.drop_path", "data.val", "data.test", "augment.area"),
-    *("augment.erasing", "train.label_smoothing", "train.average", "optim.momentum"),
+    *(
+        "augment.erasing",
+        "train.masked_share",
+        "train.label_smoothing",
+        "train.average",
+        "optim.momentum",
+    ),
     *("optim.beta1", "optim.beta2", "optim.layer_decay"),
 )
 MAY_BE_NEGATIVE = ("model.head_bias", "data.crop", "system.workers")
@@ -262,14 +274,7 @@ def promised(name: str, value: Any) -> str:
 def contradictions(config: Config) -> list[tuple[bool, str]]:
     """Settings that do not go together, and what to say about them."""
     model, data, train = config.model, config.data, config.train
-    fixed = [
-        name
-        for name in (
-            *("width", "depth", "heads", "mlp", "pool", "positions", "injection", "hidden"),
-            "layer_scale",
-        )
-        if getattr(model, name)
-    ]
+    fixed = [name for name in ("hidden", "layer_scale") if getattr(model, name)]
     held_out = data.val + data.test
     lengths = [name for name in ("steps", "epochs", "minutes") if getattr(train, name)]
     return [
@@ -285,6 +290,11 @@ def contradictions(config: Config) -> list[tuple[bool, str]]:
             "train.freeze needs weights to keep; name them with model.init",
         ),
         (
+            train.objective == "masked" and bool(label_settings(config)),
+            f"train.objective=masked has no labels; leave {' and '.join(label_settings(config))} "
+            "out",
+        ),
+        (
             data.crop not in (-1, 0) and not 0 < data.crop <= 1,
             f"data.crop = {data.crop:g}: expected a share up to 1, 0 or -1",
         ),
@@ -295,6 +305,19 @@ def contradictions(config: Config) -> list[tuple[bool, str]]:
         (max(config.optim.beta1, config.optim.beta2) == 1, "optim.beta1 and beta2 are below 1"),
         (not 0 <= config.seed < 2**63, f"seed = {config.seed}: expected zero or more"),
     ]
+
+
+def label_settings(config: Config) -> list[str]:
+    """Settings that only make sense with labels, of those that are set."""
+    train, augment = config.train, config.augment
+    values = {
+        "train.freeze": train.freeze,
+        "train.label_smoothing": train.label_smoothing,
+        "train.class_weights": train.class_weights != "none",
+        "augment.mixup": augment.mixup,
+        "augment.cutmix": augment.cutmix,
+    }
+    return [name for name, value in values.items() if value]
 
 
 def shown(value: Any) -> str:

@@ -69,6 +69,11 @@ class Run:
             say(line)
             append(self.folder / "log.txt", line)
 
+    def log(self) -> str:
+        """What log.txt holds."""
+        path = self.folder / "log.txt"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
     def event(self, **values: Any) -> None:
         """One line in metrics.jsonl."""
         if self.writes:

@@ -1,6 +1,7 @@
 """An evaluation as a person reads it on a terminal."""
 
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from vitrail.console import table
@@ -88,3 +89,33 @@ def between(interval: Sequence[float]) -> str:
     """Both ends in per cent."""
     low, high = (100 * end for end in interval)
     return f"{low:.1f} – {high:.1f} %"
+
+
+def show_fewshot(result: dict[str, Any]) -> None:
+    """Mean and deviation over the seeds for each number of shots, on stdout."""
+    import click
+
+    rows = result["results"]
+    groups: dict[tuple[int, float], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["shots"], row["ridge"]), []).append(row)
+    click.echo(f"{result['data']} ({result['split']}), n = {rows[0]['n']:,}\n")
+    table(
+        ("shots", "ridge", "shown", "linear", "k-NN", "seeds"),
+        [
+            (
+                *(str(shots), f"{ridge:g}", f"{group[0]['shown']:,}"),
+                *(over_seeds([row[key] for row in group]) for key in ("accuracy", "knn")),
+                str(len(group)),
+            )
+            for (shots, ridge), group in groups.items()
+        ],
+    )
+    for name, reason in result["broken"][:FEW]:
+        click.echo(f"left out  {name}: {reason}")
+
+
+def over_seeds(values: Sequence[float]) -> str:
+    """`91.20 ± 0.31 %`."""
+    spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{100 * fmean(values):.2f}{spread} %"

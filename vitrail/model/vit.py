@@ -4,6 +4,7 @@ An image is cut into patches, each patch becomes a token, the tokens go through 
 and a head reads the class token. Hybrids cut a convolutional network's feature map instead.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -186,13 +187,20 @@ class ViT(Classifier):
             x = self.norm(x)
         return x if self.hidden is None else self.hidden(x).tanh()
 
-    def tokens(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b n d"]:
-        """The encoder's output: class token, registers, then the patches row by row."""
-        x, grid = self.embed(images)
+    def tokens(
+        self, images: Float[Tensor, "b c y x"], corrupt: Callable[[Tensor], Tensor] | None = None
+    ) -> Float[Tensor, "b n d"]:
+        """The encoder's output: class token, registers, then the patches row by row.
+
+        `corrupt` may change the projected patches before positions are added.
+        """
+        x, grid = self.embed(images, corrupt)
         x = self.encode(x, grid)
         return x if self.architecture.norm_after_pool else self.norm(x)
 
-    def embed(self, images: Float[Tensor, "b c y x"]) -> tuple[Float[Tensor, "b n d"], Grid]:
+    def embed(
+        self, images: Float[Tensor, "b c y x"], corrupt: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Float[Tensor, "b n d"], Grid]:
         """The sequence that enters the encoder (Eq. 1), and the grid its patches lie on."""
         x = images
         if self.backbone is not None:
@@ -200,6 +208,8 @@ class ViT(Classifier):
         x = self.embedding(x)
         grid = (x.shape[-2], x.shape[-1])
         x = rearrange(x, "b d y x -> b (y x) d")
+        if corrupt is not None:
+            x = corrupt(x)
         prefix = [token for token in (self.class_token, self.registers) if token is not None]
         x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in prefix), x], 1)
         for stem in self.positions[:1]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from vitrail import config
 from vitrail.config import Config
@@ -19,6 +20,11 @@ from vitrail.training.hyperrule import hyperrule
 from vitrail.training.loop import Length
 from vitrail.weights.loading import load
 
+SHAPE = (
+    *("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial"),
+    *("pool", "positions", "injection"),
+)
+"""What makes two models the same one, so far as their weights go."""
 SAMPLED = 64
 """Pictures that the HyperRule looks at to learn their size."""
 FROM_SCRATCH_CROP = 0.875
@@ -56,14 +62,27 @@ def from_weights(settings: config.Model, data: config.Data, labels: tuple[str, .
     """Trained weights, at the size and with the classes of the data."""
     rates = {key: v for key in ("dropout", "drop_path") if (v := getattr(settings, key))}
     model = load(settings.init, size=data.size, **rates)
-    found = name(model.architecture)
-    if settings.variant not in ("", found):
-        raise VitrailError(
-            f"model.init = {settings.init} is a {found}, not model.variant = {settings.variant}"
-        )
+    refuse_other_shape(model.architecture, settings, data)
     if model.head is None or model.labels != labels:
         model.replace_head(len(labels), settings.head_bias)
     return model
+
+
+def refuse_other_shape(found: Any, settings: config.Model, data: config.Data) -> None:
+    """Weights keep their shape; settings that describe another one are a mistake."""
+    wanted = {key: value for key, value in chosen_options(settings).items() if key in SHAPE}
+    if settings.variant:
+        with torch.device("meta"):
+            options = chosen_options(settings)
+            model = create(settings.variant, classes=0, size=data.size, **options)
+        wanted = {key: getattr(model.architecture, key, None) for key in SHAPE}
+    for key, value in wanted.items():
+        has = getattr(found, key, None)
+        if has != value:
+            raise VitrailError(
+                f"model.init = {settings.init} is a {name(found)} with {key} {has}, the settings "
+                f"say {value}; leave model.{key if key in vars(settings) else 'variant'} out"
+            )
 
 
 def evaluation_preprocessing(of_weights: Any, data: config.Data) -> Preprocessing:

@@ -52,6 +52,13 @@ class Devices:
             value /= self.world
         return value
 
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes."""
+        if self.world > 1:
+            values = values.to(self.device)
+            dist.all_reduce(values)
+        return values
+
     def any(self, flag: bool) -> bool:
         """Whether any process says so; all processes get the same answer."""
         return self.largest(float(flag)) > 0

@@ -1,77 +1,13 @@
 """A frozen backbone: features are computed once, and only the head is trained on them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
-from vitrail.console import Advance
-from vitrail.data.loader import Batch, Broken, Share
-from vitrail.data.source import Source
-from vitrail.errors import VitrailError
-from vitrail.evaluation.classify import Pictures, evaluating, loader, why
-from vitrail.model import Classifier
-from vitrail.training.devices import Devices
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a backbone makes of the pictures of a source that can be decoded."""
-
-    vectors: Float[Tensor, "n d"]
-    targets: Int[Tensor, " n"]
-    indices: Int[np.ndarray, " n"]
-    """Number of each picture in its source."""
-    broken: tuple[Broken, ...]
-
-
-def extract(
-    model: Classifier,
-    source: Source,
-    where: Devices,
-    *,
-    workers: int,
-    batch: int = 64,
-    progress: Advance | None = None,
-) -> Features:
-    """The features of every picture, in the source's order; processes share the work."""
-    assert model.preprocess is not None
-    mine = np.arange(where.rank, len(source.targets), where.world)
-    pictures = Pictures(source, mine, model.preprocess)
-    found: list[tuple[Any, Any]] = []
-    broken: list[tuple[int, str]] = []
-    with evaluating(model), where.autocast():
-        for part in loader(pictures, batch, workers, where.device):
-            broken += [(index, why(error)) for index, error in part.broken]
-            if part.pixels is not None:
-                pixels = part.pixels.to(where.device, non_blocking=True)
-                found.append((part.indices, model.features(pixels).float().cpu()))
-            if progress is not None:
-                progress(len(part.indices) + len(part.broken), total=len(pictures))
-    return merged(found, broken, source, where)
-
-
-def merged(found: Any, broken: Any, source: Source, where: Devices) -> Features:
-    """What all processes found, in the source's order."""
-    parts: list[Any] = [(found, broken)]
-    if where.world > 1:
-        parts = [None] * where.world
-        dist.all_gather_object(parts, (found, broken))
-    pairs = [pair for part, _ in parts for pair in part]
-    names = source.names
-    told = tuple((names[i], reason) for _, part in parts for i, reason in sorted(part))
-    if not pairs:
-        raise VitrailError(f"no picture can be decoded; {told[0][1] if told else 'there are none'}")
-    indices = torch.cat([indices for indices, _ in pairs])
-    vectors = torch.cat([vectors for _, vectors in pairs])
-    order = indices.argsort()
-    numbers = indices[order].numpy()
-    return Features(vectors[order], torch.as_tensor(source.targets)[numbers], numbers, told)
+from vitrail.data.loader import Batch, Share
+from vitrail.evaluation.features import Features
 
 
 def feature_batches(features: Features, share: Share, device: torch.device) -> Iterator[Batch]:

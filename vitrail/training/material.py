@@ -18,10 +18,12 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sheet import grid
 from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
-from vitrail.evaluation.classify import predict
+from vitrail.evaluation.classify import Pictures, evaluating, loader, predict, why
+from vitrail.evaluation.features import Features, extract, kept_features
 from vitrail.model import Classifier
 from vitrail.training import frozen
 from vitrail.training.devices import Devices, cores, reshard
+from vitrail.web import cache
 
 SHEET = 32
 """Images on the sheet of augmented training images."""
@@ -88,6 +90,34 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
     )
 
 
+def validated_by_loss(
+    material: Material, task: nn.Module, data: Data, config: Config, where: Devices
+) -> Material:
+    """The same material, measured by the objective's own loss: without labels there is no score."""
+    if data.val is None:
+        return material
+    val, batch = data.val, evaluation_batch(config, where)
+    assert isinstance(material.trained, Classifier)
+    assert material.trained.preprocess is not None
+    mine = np.arange(where.rank, len(val.targets), where.world)
+    pictures = Pictures(val, mine, material.trained.preprocess)
+    workers = min(workers_for(config, where), len(pictures) // batch)
+
+    def validate() -> dict[str, Any]:
+        losses, broken = torch.zeros(2, dtype=torch.float64), []
+        with evaluating(task), where.autocast():
+            for i, part in enumerate(loader(pictures, batch, workers, where.device)):
+                broken += [(val.names[index], why(error)) for index, error in part.broken]
+                if part.pixels is not None:
+                    torch.manual_seed(derive(i, where.rank))  # the same patches every time
+                    found = task(part.pixels.to(where.device, non_blocking=True))
+                    losses += torch.tensor([found.double().sum().item(), len(found)])
+        total, n = where.total(losses).tolist()
+        return {"loss": total / max(n, 1), "n": int(n), "broken": broken}
+
+    return replace(material, validate=validate)
+
+
 def features_for(model: Classifier, data: Data, config: Config, where: Devices) -> Material:
     """Features of train and val, computed once, for the model's head."""
     model.to(where.device).eval().requires_grad_(False)
@@ -96,9 +126,18 @@ def features_for(model: Classifier, data: Data, config: Config, where: Devices) 
     head.requires_grad_(True)
     workers = workers_for(config, where)
 
-    def features(part: Source, title: str) -> frozen.Features:
+    kept = kept_features(model, where.precision, cache())
+
+    def features(part: Source, title: str) -> Features:
         with count_progress(f"features of {title}", where.main) as advance:
-            return frozen.extract(model, part, where, workers=workers, progress=advance)
+            return extract(
+                model,
+                part,
+                precision=where.precision,
+                workers=workers,
+                kept=kept,
+                progress=advance,
+            )
 
     train = features(data.part("train"), "train")
     val = None if data.val is None else features(data.val, "val")

@@ -146,18 +146,19 @@ class Oversight:
         self.run.event(**told)
         self.track(told)
         best = counters.best or found
-        self.run.say(
+        line = (
             f"{self.bar.heading(counters.step, loop.length.total(counters))}  "
-            f"epoch {told['epoch']:.1f}  val loss {found['loss']:.3f}  "
-            f"val {100 * found['top1']:.2f} %  best {100 * best['top1']:.2f} %"
-            f"{'  *' if better else ''}"
+            f"epoch {told['epoch']:.1f}  val loss {found['loss']:.3f}"
         )
+        if "top1" in found:
+            line += f"  val {100 * found['top1']:.2f} %  best {100 * best['top1']:.2f} %"
+        self.run.say(line + "  *" * better)
         self.logged = time.perf_counter()
 
     def better(self, loop: Loop, found: dict[str, Any]) -> bool:
         """Whether this is the best evaluation so far; if so, it and its weights are kept."""
         counters = loop.counters
-        better = counters.best is None or found["top1"] > counters.best["top1"]
+        better = counters.best is None or score(found) > score(counters.best)
         if better:
             counters.best = {"step": counters.step, "epoch": self.epoch(loop), **found}
             counters.since_best = 0
@@ -202,3 +203,8 @@ class Oversight:
             self.run.name_broken(self.broken)
         loop.devices.wait()
         self.saved = time.perf_counter()
+
+
+def score(found: dict[str, Any]) -> float:
+    """What the best evaluation has most of: right answers, or, without labels, the least loss."""
+    return found.get("top1", -found["loss"])

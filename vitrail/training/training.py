@@ -16,11 +16,13 @@ from vitrail.config import Config
 from vitrail.console import TrainingBar, count_progress
 from vitrail.data.loader import Batch, derive
 from vitrail.data.opening import open_data
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Joined, Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classify import evaluate
 from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
+from vitrail.objectives.masked import MaskedPatches
 from vitrail.runs import Run
 from vitrail.settings import to_flat
 from vitrail.training import checkpoint, optimiser
@@ -35,6 +37,7 @@ from vitrail.training.material import (
     evaluation_batch,
     features_for,
     images_for,
+    validated_by_loss,
     workers_for,
 )
 from vitrail.training.oversight import Oversight, Signals
@@ -109,7 +112,9 @@ class Training:
     def go(self, test: bool) -> Run:
         """From the first line on the terminal to the last."""
         torch.manual_seed(derive(self.config.seed))
-        model = build_model(self.config.model, self.config.data, self.data.labels)
+        masked = self.config.train.objective == "masked"
+        labels = () if masked else self.data.labels
+        model = build_model(self.config.model, self.config.data, labels)
         model.activation_checkpointing = self.config.system.recompute
         length = length_of(self.config, len(self.data.part("train").targets))
         told = describe(self.config, self.data, model, self.where, length)
@@ -128,6 +133,10 @@ class Training:
         feed = features_for if self.config.train.freeze else images_for
         material = feed(model, self.data, self.config, self.where)
         learner = self.learner(material.trained)
+        if self.config.train.objective == "masked":
+            material = validated_by_loss(
+                material, checkpoint.bare(learner.task), self.data, self.config, self.where
+            )
         loop = self.loop(learner, length, material)
         if self.run.checkpoint.exists():
             state, loop.counters = checkpoint.read(self.run.checkpoint)
@@ -181,18 +190,35 @@ class Training:
         weights = None
         if settings.class_weights == "balanced":
             weights = balance(self.data.part("train"))
-        task = Classify(
-            trained, len(self.data.labels), settings.objective, settings.label_smoothing, weights
-        )
+        task = self.objective(trained, weights)
         spread_task = spread(task, self.config.system.parallel, self.where)
         if self.config.system.compile and not settings.freeze:
-            trained.compile()
+            # A classifier by itself, so that evaluation is compiled as well.
+            (task if settings.objective == "masked" else trained).compile()
         half = self.where.precision is torch.float16 and self.where.device.type == "cuda"
         return Learner(
             task=spread_task,
             optimiser=optimiser.build(task, self.config.optim, self.where.device),
             average=Average(trained, settings.average) if settings.average else None,
             scaler=torch.amp.GradScaler(self.where.device.type, enabled=half),
+        )
+
+    def objective(self, trained: nn.Module, weights: Tensor | None) -> nn.Module:
+        """What is learnt, around what is trained."""
+        settings = self.config.train
+        if settings.objective != "masked":
+            smoothing, labels = settings.label_smoothing, self.data.labels
+            return Classify(trained, len(labels), settings.objective, smoothing, weights)
+        if self.where.world > 1 and self.config.system.parallel == "fsdp":
+            raise VitrailError("train.objective=masked is not sharded; use system.parallel=ddp")
+        pre = trained.preprocess
+        assert isinstance(pre, Preprocessing)
+        return MaskedPatches(
+            trained,
+            target=settings.masked,
+            share=settings.masked_share,
+            mean=pre.mean,
+            std=pre.std,
         )
 
     def loop(self, learner: Learner, length: Length, material: Material) -> Loop:
@@ -248,7 +274,8 @@ class Training:
             self.run.say(f"{message}; last.pt is written, go on with --resume")
             return self.run
         self.where.wait()
-        if test and self.data.test is not None:
+        classifies = self.config.train.objective != "masked"
+        if test and classifies and self.data.test is not None:
             self.evaluate("test", self.data.test)
         message = ""
         if counters.stopped_early:

@@ -1,0 +1,128 @@
+"""Few-shot accuracy against a direct solution in float64, and what is shown to whom."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import Ridge
+
+from vitrail import VitrailError
+from vitrail.evaluation.features import Features
+from vitrail.evaluation.fewshot import (
+    few_per_class,
+    fewshot,
+    neighbours,
+    regress,
+    with_bias,
+)
+
+
+def cloud(n: int, width: int, classes: int = 3, seed: int = 0) -> Features:
+    """Vectors around one centre for each class."""
+    chance = torch.Generator().manual_seed(seed)
+    targets = torch.arange(n) % classes
+    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
+    vectors = centres[targets] + 0.7 * torch.randn(n, width, generator=chance)
+    return Features(vectors, targets, np.arange(n), ())
+
+
+def solved(shown: Features, ridge: float, classes: int) -> torch.Tensor:
+    """The weights by the normal equations, in float64."""
+    x = shown.vectors.double()
+    x = (x - x.mean(0)) / (x.std(0, correction=0) + 1e-5)
+    x = torch.cat([x, torch.full((len(x), 1), 100.0, dtype=torch.float64)], 1)
+    y = torch.full((len(x), classes), -1.0, dtype=torch.float64)
+    y[torch.arange(len(x)), shown.targets] = 1.0
+    return torch.linalg.solve(x.T @ x + ridge * torch.eye(x.shape[1]).double(), x.T @ y)
+
+
+@pytest.mark.parametrize(("n", "width"), [(200, 16), (12, 16), (17, 16), (15, 192)])
+@pytest.mark.parametrize("ridge", [1024.0, 1.0])
+def test_more_or_fewer_pictures_than_features_give_the_ridge_solution(n, width, ridge):
+    shown = cloud(n, width)
+    expected = solved(shown, ridge, 3)
+    found = regress(shown.vectors, shown.targets, 3).weights(ridge)
+    assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+def test_scikit_learn_gives_the_same_answers():
+    shown, asked = cloud(40, 10), cloud(25, 10, seed=1)
+    mean, deviation = shown.vectors.double().mean(0), shown.vectors.double().std(0, correction=0)
+    ours = regress(shown.vectors, shown.targets, 3)
+    x, z = (with_bias((f.vectors.double() - mean) / (deviation + 1e-5)) for f in (shown, asked))
+    y = 2 * torch.nn.functional.one_hot(shown.targets, 3).double() - 1
+    theirs = Ridge(alpha=1024.0, fit_intercept=False, solver="cholesky").fit(x, y)
+    difference = ours.scores(asked.vectors, 1024.0).numpy() - theirs.predict(z)
+    assert np.abs(difference).max() < 1e-9
+
+
+def test_one_decomposition_serves_every_strength():
+    train, test = cloud(60, 8), cloud(30, 8, seed=1)
+    options = {"classes": 3, "shots": [5], "seeds": 1}
+    together = fewshot(train, test, ridges=[0.1, 1024.0], **options)
+    apart = [fewshot(train, test, ridges=[ridge], **options)[0] for ridge in (0.1, 1024.0)]
+    assert together == apart
+
+
+def test_a_feature_that_never_varies_does_no_harm():
+    shown = cloud(9, 4)
+    shown.vectors[:, 2] = 3.0
+    assert regress(shown.vectors, shown.targets, 3).scores(shown.vectors, 1024.0).isfinite().all()
+
+
+def test_every_class_is_shown_equally_often_and_fewer_lie_within_more():
+    targets = torch.tensor([0] * 30 + [1] * 4 + [2] * 20)
+    ten, five = (few_per_class(targets, k, seed=1, classes=3) for k in (10, 5))
+    assert torch.bincount(targets[ten]).tolist() == [10, 4, 10]  # all there are of a rare class
+    assert set(five.tolist()) < set(ten.tolist())
+    assert not torch.equal(ten, few_per_class(targets, 10, seed=2, classes=3))
+
+
+def test_the_choice_is_that_of_numpys_generator():
+    targets = torch.tensor([1, 0, 1, 0, 1, 0])
+    rng = np.random.default_rng(7)
+    expected = [*rng.permutation([1, 3, 5])[:2], *rng.permutation([0, 2, 4])[:2]]
+    assert few_per_class(targets, 2, seed=7, classes=2).tolist() == expected
+
+
+def test_more_shots_know_more():
+    train, test = cloud(300, 6), cloud(200, 6, seed=1)
+    found = fewshot(train, test, classes=3, shots=[1, 50], seeds=3)
+    mean = {k: np.mean([row["accuracy"] for row in found if row["shots"] == k]) for k in (1, 50)}
+    assert 1 / 3 < mean[1] < mean[50]
+    assert {(row["shots"], row["seed"]) for row in found} == {
+        (k, s) for k in (1, 50) for s in range(3)
+    }
+    assert {row["n"] for row in found} == {200}
+
+
+def test_on_train_itself_what_was_shown_is_not_asked():
+    train = cloud(30, 6)
+    (row,) = fewshot(train, None, classes=3, shots=[4], seeds=1)
+    assert (row["shown"], row["n"]) == (12, 18)
+    with pytest.raises(VitrailError, match="none is left"):
+        fewshot(train, None, classes=3, shots=[10], seeds=1)
+
+
+def test_neighbours_vote_by_cosine_and_the_nearer_the_louder():
+    shown = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
+    targets = torch.tensor([0, 1, 1])
+    votes = neighbours(shown, targets, torch.tensor([[5.0, 0.1], [0.1, 9.0]]), 2)
+    assert votes.argmax(1).tolist() == [0, 1]
+    cosine = torch.nn.functional.cosine_similarity(torch.tensor([[5.0, 0.1]]), shown)
+    expected = (cosine / 0.07).exp()
+    assert torch.allclose(votes[0], torch.stack([expected[0], expected[1:].sum()]), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"shots": [0]}, "shots"),
+        ({"shots": []}, "shots"),
+        ({"seeds": 0}, "seeds"),
+        ({"ridges": [0.0]}, "ridge"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_one_line(wrong, told):
+    options = {"classes": 3, "shots": [1], "seeds": 1} | wrong
+    with pytest.raises(VitrailError, match=rf"^{told} = "):
+        fewshot(cloud(9, 4), cloud(9, 4), **options)

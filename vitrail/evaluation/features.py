@@ -1,0 +1,177 @@
+"""What a model makes of every picture before its head, computed once and kept.
+
+Vectors are kept by content: by the model's weights, its preprocessing and the very pixels that it
+is shown. A renamed picture, another split or another data set with the same picture finds them.
+"""
+
+import hashlib
+import json
+import zipfile
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vitrail.console import Advance
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.source import Source
+from vitrail.errors import VitrailError
+from vitrail.evaluation.classify import Pictures, evaluating, loader, place, why
+from vitrail.model import Classifier
+from vitrail.model.variants import to_dict
+from vitrail.weights.files import replace_with
+
+DIGEST = 16
+"""Bytes that tell pictures apart."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a backbone makes of the pictures of a source that can be decoded."""
+
+    vectors: Float[Tensor, "n d"]
+    targets: Int[Tensor, " n"]
+    indices: Int[np.ndarray, " n"]
+    """Number of each picture in its source."""
+    broken: tuple[tuple[str, str], ...]
+
+
+def extract(
+    model: Classifier,
+    source: Source,
+    *,
+    precision: torch.dtype | None = None,
+    batch: int = 64,
+    workers: int = 0,
+    kept: "Kept | None" = None,
+    progress: Advance | None = None,
+) -> Features:
+    """The features of every picture, in the source's order; processes share the work.
+
+    `precision` is autocast's, None for the weights' own.
+    """
+    if model.preprocess is None:
+        raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
+    device = next(model.parameters()).device
+    rank, world = place()
+    pictures = Pictures(source, np.arange(rank, len(source.targets), world), model.preprocess)
+    found: list[tuple[Any, Any]] = []
+    broken: list[tuple[int, str]] = []
+    autocast = torch.autocast(device.type, precision, precision not in (None, torch.float32))
+
+    def vectors_of(pixels: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d"]:
+        return model.features(pixels.to(device, non_blocking=True)).float().cpu()
+
+    with evaluating(model), autocast:
+        for part in loader(pictures, batch, workers, device):
+            broken += [(index, why(error)) for index, error in part.broken]
+            if part.pixels is not None:
+                vectors = kept.through(part.pixels, vectors_of) if kept else vectors_of(part.pixels)
+                found.append((part.indices, vectors))
+            if progress is not None:
+                progress(len(part.indices) + len(part.broken), total=len(pictures))
+    if kept is not None:
+        kept.save()
+    return merged(found, broken, source, world)
+
+
+def merged(found: Any, broken: Any, source: Source, world: int) -> Features:
+    """What all processes found, in the source's order."""
+    parts: list[Any] = [(found, broken)]
+    if world > 1:
+        parts = [None] * world
+        dist.all_gather_object(parts, (found, broken))
+    pairs = [pair for part, _ in parts for pair in part]
+    names = source.names
+    told = tuple((names[i], reason) for _, part in parts for i, reason in sorted(part))
+    if not pairs:
+        raise VitrailError(f"no picture can be decoded; {told[0][1] if told else 'there are none'}")
+    indices = torch.cat([indices for indices, _ in pairs])
+    vectors = torch.cat([vectors for _, vectors in pairs])
+    order = indices.argsort()
+    numbers = indices[order].numpy()
+    return Features(vectors[order], torch.as_tensor(source.targets)[numbers], numbers, told)
+
+
+@dataclass
+class Kept:
+    """The features of one model on disk: a folder of files that are only ever added to."""
+
+    folder: Path
+    rows: dict[bytes, Float[np.ndarray, " d"]] = field(default_factory=dict)
+    fresh: dict[bytes, Float[np.ndarray, " d"]] = field(default_factory=dict)
+    """Not yet on disk."""
+
+    def through(self, pixels: Float[Tensor, "b c y x"], compute: Any) -> Float[Tensor, "b d"]:
+        """The features of a batch; the model sees only pictures it has not seen before."""
+        keys = [digest_of(image) for image in pixels]
+        new = [i for i, key in enumerate(keys) if key not in self.rows]
+        if new:
+            found = compute(pixels if len(new) == len(keys) else pixels[new])
+            for i, vector in zip(new, found.numpy(), strict=True):
+                self.rows[keys[i]] = self.fresh[keys[i]] = vector
+        return torch.from_numpy(np.stack([self.rows[key] for key in keys]))
+
+    def save(self) -> None:
+        """Writes what is new; a disk that is full costs the time again, not the result."""
+        if not self.fresh:
+            return
+        keys = np.frombuffer(b"".join(self.fresh), dtype=np.uint8).reshape(-1, DIGEST)
+        vectors = np.stack(list(self.fresh.values()))
+        path = self.folder / f"{digest_of(torch.from_numpy(keys.copy())).hex()}.npz"
+        with suppress(VitrailError):
+            replace_with(path, lambda part: write(part, keys, vectors))
+        self.fresh.clear()
+
+
+def kept_features(model: Classifier, precision: torch.dtype | None, root: Path) -> Kept:
+    """What is already known about pictures as this very model sees them."""
+    kept = Kept(root / "features" / identity(model, precision))
+    with suppress(OSError):
+        for path in sorted(kept.folder.glob("*.npz")):
+            # What another process is writing, or a crash left, is computed again.
+            with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+                keys, vectors = read(path)
+                kept.rows |= zip(map(bytes, keys), vectors, strict=True)
+    return kept
+
+
+def write(path: Path, keys: np.ndarray, vectors: np.ndarray) -> None:
+    """One file of features."""
+    with path.open("wb") as file:
+        np.savez(file, keys=keys, vectors=vectors)
+
+
+def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What `write` wrote."""
+    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        return file["keys"], file["vectors"]
+
+
+def digest_of(tensor: Tensor) -> bytes:
+    """Tells contents apart."""
+    return hashlib.blake2b(tensor.contiguous().numpy().data, digest_size=DIGEST).digest()
+
+
+def identity(model: Classifier, precision: torch.dtype | None) -> str:
+    """Tells models apart by all that their features depend on."""
+    pre = model.preprocess
+    told = {
+        "architecture": to_dict(model.architecture),
+        "preprocessing": pre.to_dict() if isinstance(pre, Preprocessing) else repr(pre),
+        # Kernels of another device round otherwise.
+        "arithmetic": [str(precision), next(model.parameters()).device.type],
+    }
+    digest = hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=DIGEST)
+    for name, tensor in model.state_dict().items():
+        if not name.startswith("head."):
+            digest.update(name.encode())
+            plain = tensor.detach().cpu().contiguous().reshape(-1)
+            digest.update(plain.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

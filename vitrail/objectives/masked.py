@@ -1,0 +1,132 @@
+"""Masked patch prediction (B.1.2): half of the patches are spoilt, the model says what was there.
+
+Patches are spoilt after their projection and before positions are added, so the model knows where
+something is missing. It has to answer at every spoilt position, and only there.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vitrail.errors import VitrailError
+from vitrail.model.vit import ViT
+
+Target = Literal["mean", "grid", "pixels"]
+
+HIDDEN, SWAPPED = 0.8, 0.1
+"""Shares of the spoilt patches that become the mask token, or another patch; the rest stays."""
+LEVELS = 8
+"""Three bits for each colour."""
+SIDE = 4
+"""Cells along each side of a patch in the finer of the two colour targets."""
+
+
+class MaskedPatches(nn.Module):
+    """A ViT and what it is to say about the patches that it cannot see.
+
+    `mean` asks for the 3-bit mean colour of a patch, one of 512; `grid` for that of each of its
+    4 × 4 cells; `pixels` for its pixels, by squared error.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        target: Target = "mean",
+        share: float = 0.5,
+        mean: tuple[float, ...] = (0.5, 0.5, 0.5),
+        std: tuple[float, ...] = (0.5, 0.5, 0.5),
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, ViT):
+            raise VitrailError(
+                f"train.objective=masked hides patches of a ViT; {type(model).__name__} has none"
+            )
+        a = model.architecture
+        if target == "grid" and a.stride % SIDE:
+            raise VitrailError(f"patches of {a.stride} pixels do not divide into 4 × 4 cells")
+        self.model, self.target, self.share = model, target, share
+        self.mask_token = nn.Parameter(torch.zeros(a.width))
+        nn.init.normal_(self.mask_token, std=0.02)
+        values = {
+            "mean": LEVELS**a.channels,
+            "grid": SIDE**2 * LEVELS**a.channels,
+            "pixels": a.stride**2 * a.channels,
+        }
+        self.head = nn.Linear(a.width, values[target])
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        for name, colour in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(colour)[:, None, None], persistent=False)
+        if model.pool is not None:
+            model.pool.requires_grad_(False)  # nothing is pooled here
+
+    def forward(
+        self, inputs: Float[Tensor, "b c y x"], targets: Tensor | None = None
+    ) -> Float[Tensor, " b"]:
+        """The loss of each image; `targets` are classes, which this objective does not look at."""
+        spoilt: list[Int[Tensor, "b m"]] = []
+
+        def corrupt(patches: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+            chosen = choose(len(patches), patches.shape[1], self.share, patches.device)
+            spoilt.append(chosen)
+            return spoil(patches, chosen, self.mask_token)
+
+        tokens = self.model.tokens(inputs, corrupt)[:, self.model.architecture.prefix :]
+        answers = self.head(taken(tokens, spoilt[0])).float()
+        truth = taken(self.truth(inputs), spoilt[0])
+        if self.target == "pixels":
+            return (answers - truth).square().mean((1, 2))
+        answers = rearrange(answers, "b m (k v) -> b v m k", v=LEVELS ** inputs.shape[1])
+        return F.cross_entropy(answers, truth, reduction="none").mean((1, 2))
+
+    @torch.no_grad()
+    def truth(self, inputs: Float[Tensor, "b c y x"]) -> Tensor:
+        """What there is to say about every patch, whether it will be asked for or not."""
+        a = self.model.architecture
+        p = a.stride
+        rows, columns = inputs.shape[2] // p * p, inputs.shape[3] // p * p
+        images = inputs[:, :, :rows, :columns].float()
+        if self.target == "pixels":
+            return rearrange(images, "b c (y p) (x q) -> b (y x) (p q c)", p=p, q=p)
+        cells = 1 if self.target == "mean" else SIDE
+        colours = F.avg_pool2d(images, p // cells) * self.std + self.mean
+        levels = (colours * LEVELS).floor().clamp(0, LEVELS - 1).long()
+        # Red counts 64, green 8, blue 1.
+        weights = LEVELS ** torch.arange(a.channels - 1, -1, -1, device=inputs.device)
+        numbers = (levels * weights[:, None, None]).sum(1)
+        return rearrange(numbers, "b (y k) (x l) -> b (y x) (k l)", k=cells, l=cells)
+
+
+def choose(
+    images: int, patches: int, share: float, device: torch.device | str = "cpu"
+) -> Int[Tensor, "images m"]:
+    """The patches of each image that are spoilt: always the same number, at least one."""
+    count = min(max(1, round(share * patches)), patches)
+    return torch.rand(images, patches, device=device).argsort(1)[:, :count]
+
+
+def spoil(
+    patches: Float[Tensor, "b n d"], chosen: Int[Tensor, "b m"], mask: Float[Tensor, " d"]
+) -> Float[Tensor, "b n d"]:
+    """The chosen patches hidden, swapped for another one of the same image, or left as they are."""
+    n = patches.shape[1]
+    chance = torch.rand(chosen.shape, device=patches.device)
+    step = torch.randint(1, max(n, 2), chosen.shape, device=patches.device)
+    own, other = taken(patches, chosen), taken(patches, (chosen + step) % n)
+    hidden: Bool[Tensor, "b m 1"] = (chance < HIDDEN)[..., None]
+    swapped: Bool[Tensor, "b m 1"] = ((chance >= HIDDEN) & (chance < HIDDEN + SWAPPED))[..., None]
+    new = torch.where(hidden, mask.to(own), torch.where(swapped, other, own))
+    return patches.scatter(1, chosen[..., None].expand_as(new), new)
+
+
+def taken(x: Tensor, chosen: Int[Tensor, "b m"]) -> Tensor:
+    """The chosen rows of each image."""
+    return x.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1]))
