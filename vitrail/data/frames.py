@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -22,7 +22,6 @@ from vitrail.errors import FailureError, one_line
 BYTES, WHOLE_NUMBERS = 0x1E3D4C55, 0x1E3D4C54
 """What the files of small NORB begin with."""
 
-Stream = IO[bytes] | gzip.GzipFile | io.BufferedReader
 Read = Callable[[np.ndarray], np.ndarray]
 """The pixels of some pictures, by their numbers."""
 
@@ -55,7 +54,7 @@ def in_memory(source: Source) -> Source:
 
 
 def rows(
-    file: Stream, length: int, shape: tuple[int, ...], wanted: Int[np.ndarray, " m"]
+    file: Any, length: int, shape: tuple[int, ...], wanted: Int[np.ndarray, " m"]
 ) -> np.ndarray:
     """The wanted rows of a stream in which each has so many bytes, a picture of `shape` first."""
     size = math.prod(shape)
@@ -82,7 +81,7 @@ def npz_rows(path: Path, name: str, wanted: Int[np.ndarray, " m"]) -> np.ndarray
 
 def npz_array(path: Path, name: str) -> np.ndarray:
     """A whole array of an npz file."""
-    with whole(path), np.load(path, allow_pickle=False) as file:
+    with whole(path), path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         return file[name]
 
 
@@ -102,7 +101,7 @@ def mat_array(path: Path) -> Int[np.ndarray, "..."]:
         return np.frombuffer(file.read(4 * math.prod(shape)), "<i4").reshape(shape)
 
 
-def mat_header(file: Stream) -> tuple[int, tuple[int, ...]]:
+def mat_header(file: io.BufferedIOBase) -> tuple[int, tuple[int, ...]]:
     """What a matrix of small NORB holds, and its shape: it says so of three dimensions at least."""
     kind, dimensions = struct.unpack("<2i", file.read(8))
     if kind not in (BYTES, WHOLE_NUMBERS) or not 0 < dimensions < 8:
@@ -111,7 +110,7 @@ def mat_header(file: Stream) -> tuple[int, tuple[int, ...]]:
     return kind, shape[:dimensions]
 
 
-def opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+def opened(path: Path) -> io.BufferedIOBase:
     """A file, unpacked while it is read if it is packed."""
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 

@@ -6,7 +6,7 @@ Each function gets the public files and makes sources of them, with the label ru
 import csv
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -151,8 +151,7 @@ def scenes(place: Path, part: str, rule: Rule) -> FolderSource:
         raise FailureError(f"cannot read {path} ({one_line(error)})") from None
     files = [file for file, _ in labelled]
     targets = np.array([target for _, target in labelled], dtype=np.int64)
-    labels = tuple(map(str, range(int(targets.max(initial=0)) + 1)))
-    return FolderSource(place / "images" / part, labels, targets, files, files)
+    return FolderSource(place / "images" / part, numbers(targets), targets, files, files)
 
 
 def dsprites(rule: Rule, name: str, folder: Path) -> Data:
@@ -244,6 +243,6 @@ def by_video(videos: Sequence[str]) -> dict[str, list[int]]:
     return parts
 
 
-def numbers(targets: Iterable[int]) -> tuple[str, ...]:
+def numbers(targets: Int[np.ndarray, " n"]) -> tuple[str, ...]:
     """Classes that have no names."""
-    return tuple(map(str, range(int(max(targets)) + 1)))
+    return tuple(map(str, range(int(targets.max(initial=0)) + 1)))
