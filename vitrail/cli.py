@@ -189,10 +189,12 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
     """Grid on a held-out part of train, retrain on all of train, test once per seed.
 
     A setting with a list is tried at each value: optim.lr=[0.003,0.01,0.03]. Several recipes, as
-    flowers/vit flowers/resnet, are swept alike and compared on one page. The same command goes on
-    where an interrupted sweep stopped.
+    flowers/vit flowers/resnet, are swept alike and compared on one page. With several data sets in
+    data.source, as vtab/vit has them, one setting is chosen for all of them. The same command goes
+    on where an interrupted sweep stopped.
     """
     from vitrail.commands import compare, sweep
+    from vitrail.console import is_main
 
     settings = [word for word in what if "=" in word]
     recipes = [word for word in what if "=" not in word]
@@ -201,6 +203,8 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
     else:
         place = out or "runs/comparison"
         result = compare(recipes, settings, seeds=seeds, out=place, device=device)
+    if not is_main():
+        return
     if as_json:
         click.echo(json.dumps(result))
     else:
@@ -208,8 +212,16 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
 
 
 def show_sweeps(result: dict[str, Any]) -> None:
-    """Every seed, mean and deviation, and where the page is."""
+    """Every seed, mean and deviation, and where the page is; several data sets as a table."""
+    from vitrail.console import table
+    from vitrail.report.sweeps import tasks
+
     for one in result.get("sweeps", [result]):
+        if "tasks" in one:
+            found = tasks(one, one["name"])
+            table(found.columns, found.rows)
+            click.echo(found.note)
+            continue
         for row in one["seeds"]:
             click.echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
         spread = "" if one["std"] is None else f" ± {100 * one['std']:.2f}"
