@@ -234,18 +234,24 @@ def show_sweeps(result: dict[str, Any]) -> None:
 @click.argument("model")
 @click.argument("data")
 @SPLIT
+@click.option(
+    "--labels",
+    type=click.Choice(["imagenet", "real", "objectnet", "objectnet-unmasked"]),
+    help="Ask a model of ImageNet's classes about other labels or pictures.",
+)
 @click.option("--batch", default=64, show_default=True, help="Pictures at a time.")
 @click.option("--workers", default=0, show_default=True, help="Processes that decode.")
 @DEVICE
 @AS_JSON
-def evaluate(
-    model: str, data: str, split: str, batch: int, workers: int, device: str, as_json: bool
-) -> None:
+def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options: Any) -> None:
     """Top-1, top-5, per-class precision, recall and F1, confusion, calibration."""
     from vitrail.commands import evaluate
+    from vitrail.console import is_main
     from vitrail.evaluation.presentation import show
 
-    result = evaluate(model, data, split=split, batch=batch, workers=workers, device=device)
+    result = evaluate(model, data, labels=labels or "", **options)
+    if not is_main():
+        return
     if as_json:
         for mistake in result["mistakes"]:
             mistake.pop("thumbnail", None)

@@ -16,7 +16,7 @@ from vitrail.data.sheet import sheet as contact_sheet
 from vitrail.data.store import pack_data
 from vitrail.data.vtab import task_of
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.evaluation import classify
+from vitrail.evaluation import classify, variants
 from vitrail.model import Classifier
 from vitrail.report import comparison, page, sweeps
 from vitrail.runs import Run
@@ -200,36 +200,39 @@ def evaluate(
     data: str | Path,
     *,
     split: str = "test",
+    labels: str = "",
     batch: int = 64,
     workers: int = 0,
     device: str = "auto",
 ) -> dict[str, Any]:
     """Top-1, top-5, per-class figures, confusion and calibration on exactly all images of a split.
 
-    The result of a run is also kept in its folder.
+    `labels` (imagenet, real, objectnet, objectnet-unmasked) asks a model of ImageNet's classes
+    about other labels or pictures. The result of a run is also kept in its folder.
     """
     with devices(device, "auto") as where:
         name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
-        loaded = model if isinstance(model, Classifier) else load(model)
-        source = part_of(model, data, split)
+        loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
         with count_progress(f"evaluating {split}", where.main) as advance:
-            result = classify.evaluate(
-                loaded.to(where.device),
-                source,
-                data=str(data),
-                split=split,
-                model_name=name,
-                batch=batch,
-                precision=where.precision,
-                workers=workers,
-                progress=advance,
-            )
+            options: dict[str, Any] = {
+                "split": split,
+                "model_name": name,
+                "batch": batch,
+                "precision": where.precision,
+                "workers": workers,
+                "progress": advance,
+            }
+            if labels:
+                result = variants.evaluate(loaded, data, labels, **options)
+            else:
+                source = part_of(model, data, split)
+                result = classify.evaluate(loaded, source, data=str(data), **options)
         run = None if isinstance(model, Classifier) else run_of(Path(model))
         if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
-            own = build(read(run / "config.toml")).data.source == str(data)
-            name = split if own else runs.name_of(f"{Path(str(data)).name}-{split}", ())
-            Run(run).write_evaluation(name, result)
+            own = build(read(run / "config.toml")).data.source == str(data) and not labels
+            other = f"{Path(str(data)).name}-{labels or split}"
+            Run(run).write_evaluation(split if own else runs.name_of(other, ()), result)
     return result
 
 
