@@ -223,6 +223,18 @@ def test_the_trials_are_a_table_too():
     assert found.strong == {1}
 
 
+def test_retraining_that_diverges_is_one_line_however_often_it_is_tried(place, tmp_path):
+    write_lists(place / "vtab" / "dtd", classes=47)
+    settings = TINY | {"data.source": "vtab/dtd", "optim.lr": [0.01], "train.steps": [1]}
+    out = tmp_path / "sweep"
+    sweep("vtab/vit", settings, seeds=1, out=out, device="cpu")
+    Run(out / "seed0").update(
+        status="failed", message="loss is nan at step 1; try a lower optim.lr"
+    )
+    with pytest.raises(FailureError, match=r"seed0: loss is nan at step 1; try a lower optim.lr"):
+        sweep("vtab/vit", settings, seeds=1, out=out, device="cpu")
+
+
 def test_nothing_there_at_all_is_one_line(place, tmp_path):
     settings = TINY | {"data.source": ["vtab/dmlab", "vtab/resisc45"]}
     with pytest.raises(FailureError, match="none of 2 data sets is there; vtab/dmlab cannot be"):

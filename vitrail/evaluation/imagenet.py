@@ -16,6 +16,13 @@ from vitrail.errors import VitrailError
 CLASSES = 1000
 
 
+def categories() -> tuple[str, ...]:
+    """ImageNet's classes in the order of their WordNet numbers, as torchvision names them."""
+    from torchvision.models import ResNet50_Weights
+
+    return tuple(ResNet50_Weights.DEFAULT.meta["categories"])
+
+
 @dataclass(frozen=True)
 class Asked:
     """Some pictures of a source as a model of ImageNet is asked about them."""
@@ -29,7 +36,7 @@ class Asked:
     """Pixels that are cut off on each side."""
     only: tuple[int, ...] = ()
     """The classes that may be guessed; empty for all."""
-    labels: tuple[str, ...] = field(default_factory=lambda: categories())
+    labels: tuple[str, ...] = field(default_factory=categories)
 
     @cached_property
     def targets(self) -> Int[np.ndarray, " n"]:
@@ -48,13 +55,6 @@ class Asked:
     def picture(self, index: int) -> Image.Image:
         picture = self.source.picture(int(self.indices[index]))
         return ImageOps.crop(picture, self.border) if self.border else picture
-
-
-def categories() -> tuple[str, ...]:
-    """ImageNet's classes in the order of their WordNet numbers, as torchvision names them."""
-    from torchvision.models import ResNet50_Weights
-
-    return tuple(ResNet50_Weights.DEFAULT.meta["categories"])
 
 
 def asked(source: Source, name: str) -> Asked:

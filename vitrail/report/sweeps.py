@@ -43,7 +43,7 @@ def trials(result: Mapping[str, Any], title: str) -> Table:
             )
             for trial in rows
         ],
-        note=f"val is the mean of {result['present']} data sets." if many else "",
+        note=f"val is the mean of {counted(result['present'], 'data set')}." if many else "",
         strong=frozenset(i for i, trial in enumerate(rows) if trial["chosen"]),
     )
 
@@ -62,8 +62,7 @@ def tasks(result: Mapping[str, Any], title: str) -> Table:
         rows.append((f"{group['group']} mean", "", score(group["mean"]), "", count))
     count = f"{result['present']} of {len(result['tasks'])} tasks"
     rows.append(("mean", "", score(result["mean"], result["std"]), f"{result['n']:,}", count))
-    seeds = len(result["seeds"])
-    note = f"Top-1 on test in per cent, mean of {seeds} seed{'s' * (seeds != 1)}."
+    note = f"Top-1 on test in per cent, mean of {counted(len(result['seeds']), 'seed')}."
     if result["absent"]:
         note += f" Absent, and in no mean: {', '.join(result['absent'])}."
     return Table(
@@ -89,3 +88,8 @@ def score(mean: float | None, std: float | None = None) -> str:
     if mean is None:
         return NONE
     return f"{100 * mean:.2f}" + ("" if std is None else f" ± {100 * std:.2f}")
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 seed`, `2 seeds`, with a plain space: a terminal shows it too."""
+    return f"{number} {thing}{'s' * (number != 1)}"

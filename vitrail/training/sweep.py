@@ -102,11 +102,13 @@ class Sweep:
         folder = self.folder(source) / name
         config = self.config_for(source, point)
         run = finished(folder, config)
-        self.where.wait()  # or a fast process would find what a slow one has yet to look for
+        self.where.wait()  # or a fast process would begin what a slow one has yet to look for
+        final = config.data.train_on == "train+val"
         if run is not None:
+            if final and run.info().get("status") == "failed":
+                raise FailureError(f"{folder}: {run.info()['message']}")
             return run
         say(f"{told}{self.told_of(source)}")
-        final = config.data.train_on == "train+val"
         try:
             train(config, folder, resume=True, device=self.device, facts=self.facts, test=final)
         except DivergedError as error:
@@ -153,11 +155,12 @@ def sweep(
             source: [going.retrain(best, source, seed) for seed in range(seeds)]
             for source in sources
         }
+        many = SOURCE in config.sweep
         result = {
-            "trials": [described(trial, trial is best) for trial in trials],
+            "trials": [described(trial, best, many) for trial in trials],
             "chosen": dict(best.settings),
         }
-        if SOURCE in config.sweep:
+        if many:
             result |= several(config.sweep[SOURCE], finals, absent)
         else:
             result |= summary(finals[sources[0]])
@@ -254,15 +257,15 @@ def chosen(trials: Sequence[Trial]) -> Trial:
     return best
 
 
-def described(trial: Trial, is_best: bool) -> dict[str, Any]:
-    """A trial as plain values."""
+def described(trial: Trial, best: Trial, many: bool) -> dict[str, Any]:
+    """A trial as plain values; with `many` data sets, what became of it on each."""
     found = {
         "settings": dict(trial.settings),
         "val_top1": trial.mean("top1"),
         "val_loss": trial.mean("loss"),
-        "chosen": is_best,
+        "chosen": trial is best,
     }
-    if len(trial.runs) == 1:
+    if not many:
         return found | {"run": str(next(iter(trial.runs.values())).folder)}
     return found | {
         "data": {
