@@ -39,7 +39,7 @@ BROUGHT = {
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
     """Where data sets lie; nothing can be fetched."""
-    vtab.tell_of_draw.cache_clear()
+    vtab.tell_once.cache_clear()
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
@@ -113,6 +113,15 @@ def test_caltech_learns_from_thirty_of_each_class():
     assert learnt.tolist() == [30] * 102
 
 
+def test_a_large_class_of_caltech_does_not_crowd_the_others_out():
+    targets = np.r_[np.repeat(0, 5000), np.repeat(np.arange(1, 102), 40)]
+    names = [f"p{i}" for i in range(len(targets))]
+    pixels = np.broadcast_to(np.zeros((1, 1, 1), np.uint8), (len(names), 1, 1))
+    many = ArraySource(tuple(map(str, range(102))), targets, names, pixels)
+    found = vtab.as_vtab("caltech101", Data(name="x", train=many))
+    assert np.bincount(found.train.targets)[0] < 16  # 7.8 of 800 are expected
+
+
 def test_bit_leaves_flips_and_crops_out_where_they_change_the_label():
     settings = {name: task.settings for name, task in vtab.TASKS.items() if task.settings}
     no_flip, no_crop = {"augment.flip": False}, {"augment.crop": "none"}
@@ -139,7 +148,19 @@ def test_file_lists_are_found_under_either_name_and_taken_as_they_are(place, sho
     assert len(data.labels) == task.classes
     assert data.name == f"vtab/{short}"
     assert capsys.readouterr().err == ""
-    assert vtab.has_lists(f"vtab/{short}", place)
+    assert vtab.lists_of(f"vtab/{short}", place) == folder
+
+
+def test_lists_come_before_folders_of_classes(place):
+    one = write(place / "one.png")
+    for label in range(47):
+        folder = place / "vtab" / "dtd" / f"c{label:02d}"
+        folder.mkdir(parents=True)
+        for i in range(70):
+            (folder / f"{i}.png").symlink_to(one)
+    assert len(open_named("vtab/dtd").test.targets) == 1097
+    write_lists(place / "vtab-1k" / "dtd", classes=47)
+    assert len(open_named("vtab/dtd").test.targets) == 30
 
 
 def test_derived_classes_say_what_they_mean(place):

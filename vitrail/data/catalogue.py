@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from vitrail.data import vtab
-from vitrail.data.file_lists import holds_lists, open_lists
 from vitrail.data.folders import FolderSource, open_folder, parts_of, sub_folders
 from vitrail.data.shard_patterns import holds_shards
 from vitrail.data.shards import ShardSource, open_shards
@@ -195,7 +194,7 @@ CATALOGUE = {
             f"VTAB-1k: {task.title}",
             task.classes,
             vtab.LEARNT + vtab.CHOSEN + task.whole[2],
-            partial(vtab.fetch, short),
+            task.fetch,
             "VTAB-1k",
             partial(vtab.as_vtab, short),
         )
@@ -227,7 +226,9 @@ def data_folder() -> Path:
 def open_named(name: str) -> Data:
     """A data set of the catalogue, with the parts that everyone compares on."""
     entry, folder = CATALOGUE[name], data_folder()
-    data = here(folder / name, entry)
+    data = vtab.from_lists(name, folder)
+    if data is None:
+        data = here(folder / name, entry)
     if data is None:
         if entry.fetch is None:
             raise FailureError(
@@ -245,8 +246,6 @@ def here(folder: Path, entry: Entry) -> Data | None:
         return None
     if is_store(folder):
         return open_store(folder)
-    if holds_lists(folder):
-        return open_lists(folder)
     parts = parts_of(folder)
     classes = len(sub_folders(folder / next(iter(parts.values()), "")))
     if classes == entry.classes or (classes and entry.fetch is None):

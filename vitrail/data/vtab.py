@@ -164,34 +164,34 @@ def task_of(name: str) -> Task | None:
     return TASKS.get(short) if suite == "vtab" else None
 
 
-def places(short: str, folder: Path) -> list[Path]:
-    """Where the file lists of a task may lie: under its own name, or under the usual one."""
-    names = dict.fromkeys((short, TASKS[short].lists))
-    return [folder / root / name for root in ("vtab", "vtab-1k") for name in names]
+def lists_of(name: str, folder: Path) -> Path | None:
+    """Where the file lists of a task lie: under its own name or under the usual one, if at all."""
+    task = task_of(name)
+    if task is None:
+        return None
+    names = (name.removeprefix("vtab/"), task.lists)
+    places = [folder / root / below for root in ("vtab", "vtab-1k") for below in names]
+    return next((place for place in places if holds_lists(place)), None)
 
 
-def has_lists(name: str, folder: Path) -> bool:
-    """Whether the benchmark's own 1,000 images are there."""
-    return any(holds_lists(place) for place in places(name.removeprefix("vtab/"), folder))
-
-
-def fetch(short: str, name: str, folder: Path) -> Data:
-    """A task's data from its file lists, else from the public files."""
-    for place in places(short, folder):
-        if holds_lists(place):
-            return open_lists(place)
-    return TASKS[short].fetch(name, folder)
+def from_lists(name: str, folder: Path) -> Data | None:
+    """A task with the benchmark's own 1,000 images, where their lists are there."""
+    place = lists_of(name, folder)
+    return None if place is None else open_lists(place)
 
 
 def as_vtab(short: str, data: Data) -> Data:
     """The 800, the 200 and test, out of whatever parts the data brings."""
     task, name = TASKS[short], f"vtab/{short}"
     if sizes(data)[:2] == (LEARNT + CHOSEN, 0):  # both, in one list
-        say(f"{name}: which 200 of the 1,000 images are val is this project's draw, not TFDS's")
+        tell_once(f"{name}: which 200 of the 1,000 images are val is this project's own draw")
         train, val = drawn(data.part("train"), LEARNT, CHOSEN)
         data = replace(data, train=train, val=val)
     elif sizes(data)[:2] != (LEARNT, CHOSEN):
-        tell_of_draw(name)
+        tell_once(
+            f"{name}: the 1,000 images are drawn by this project's own seed, not TFDS's; the "
+            "benchmark's own come from file lists (docs/transfer.md)"
+        )
         data = thousand(name, parted(task, data))
     parts = {part: named(name, task, in_memory(x)) for part, x in data.parts.items()}
     return Data(name=name, **parts)
@@ -206,12 +206,9 @@ def sizes(data: Data) -> tuple[int, int, int]:
 
 
 @cache
-def tell_of_draw(name: str) -> None:
-    """Once is enough: a sweep opens its data many times."""
-    say(
-        f"{name}: the 1,000 images are drawn by this project's own seed, not TFDS's; "
-        "the benchmark's own come from file lists (docs/transfer.md)"
-    )
+def tell_once(line: str) -> None:
+    """A sweep opens its data many times."""
+    say(line)
 
 
 def parted(task: Task, data: Data) -> Data:
@@ -258,7 +255,8 @@ def drawn(source: Source, *counts: int) -> list[Subset]:
 
 def some_of_each_class(source: Source, n: int) -> tuple[Source, Source]:
     """So many pictures of each class, and all others."""
-    at = positions(f"vtab/{name}" for name in source.names)
+    # Not the order of `drawn`: whose picture is first among many would be first there as well.
+    at = positions(f"vtab/class/{name}" for name in source.names)
     order = np.lexsort((at, source.targets))
     starts = np.searchsorted(source.targets[order], source.targets[order])
     first = np.zeros(len(order), dtype=bool)

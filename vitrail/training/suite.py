@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitrail.data.catalogue import data_folder
-from vitrail.data.vtab import GROUPS, has_lists, task_of
+from vitrail.data.vtab import GROUPS, lists_of, task_of
 from vitrail.runs import Run
 
 
@@ -41,7 +41,7 @@ def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
         "title": source if task is None else task.title,
         "group": None if task is None else task.group,
         # Whether its images are the benchmark's own; None where nothing was drawn.
-        "lists": None if task is None or absent else has_lists(source, data_folder()),
+        "lists": None if task is None or absent else lists_of(source, data_folder()) is not None,
         "absent": absent,
         **summary(finals),
     }
