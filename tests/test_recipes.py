@@ -15,6 +15,7 @@ from vitrail import create, save, settings
 from vitrail import load as load_model
 from vitrail.config import Config
 from vitrail.data.catalogue import CATALOGUE
+from vitrail.data.vtab import TASKS
 from vitrail.model.variants import describe
 from vitrail.settings import RECIPES, load, recipes, to_flat, to_toml
 from vitrail.training.training import train
@@ -22,7 +23,7 @@ from vitrail.weights.published import PUBLISHED
 from vitrail.weights.published import find as published
 
 ROOT = Path(__file__).parents[1]
-NEEDS_DATA = {"finetune/folder", "finetune/vtab", "finetune/bit_hyperrule"}
+NEEDS_DATA = {"finetune/folder", "vtab/vit", "finetune/bit_hyperrule"}
 
 
 def text_of(name: str) -> str:
@@ -172,9 +173,14 @@ def assert_papers_protocol(config: Config) -> None:
 
 
 def test_vtab_has_one_setting_for_all_tasks():
-    config = load("finetune/vtab")
+    config = load("vtab/vit")
     assert (config.train.steps, config.optim.lr, config.data.size) == (2_500, 0.01, 384)
-    assert (config.data.subset, config.augment.crop, config.sweep) == (1000, "resize", {})
+    assert (config.data.crop, config.augment.crop) == (0.0, "resize")
+    assert config.sweep == {
+        "data.source": tuple(f"vtab/{short}" for short in TASKS),
+        "optim.lr": (0.003, 0.01),
+        "train.steps": (500, 2500),
+    }
     assert_papers_protocol(config)
 
 

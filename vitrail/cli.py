@@ -4,7 +4,6 @@ Imports inside the verbs keep `--help` from waiting for torch.
 """
 
 import json
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -191,10 +190,12 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
     """Grid on a held-out part of train, retrain on all of train, test once per seed.
 
     A setting with a list is tried at each value: optim.lr=[0.003,0.01,0.03]. Several recipes, as
-    flowers/vit flowers/resnet, are swept alike and compared on one page. The same command goes on
-    where an interrupted sweep stopped.
+    flowers/vit flowers/resnet, are swept alike and compared on one page. With several data sets in
+    data.source, as vtab/vit has them, one setting is chosen for all of them. The same command goes
+    on where an interrupted sweep stopped.
     """
     from vitrail.commands import compare, sweep
+    from vitrail.console import is_main
 
     settings = [word for word in what if "=" in word]
     recipes = [word for word in what if "=" not in word]
@@ -203,6 +204,8 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
     else:
         place = out or "runs/comparison"
         result = compare(recipes, settings, seeds=seeds, out=place, device=device)
+    if not is_main():
+        return
     if as_json:
         click.echo(json.dumps(result))
     else:
@@ -210,8 +213,16 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
 
 
 def show_sweeps(result: dict[str, Any]) -> None:
-    """Every seed, mean and deviation, and where the page is."""
+    """Every seed, mean and deviation, and where the page is; several data sets as a table."""
+    from vitrail.console import table
+    from vitrail.report.sweeps import tasks
+
     for one in result.get("sweeps", [result]):
+        if "tasks" in one:
+            found = tasks(one, one["name"])
+            table(found.columns, found.rows)
+            click.echo(found.note)
+            continue
         for row in one["seeds"]:
             click.echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
         spread = "" if one["std"] is None else f" ± {100 * one['std']:.2f}"
@@ -224,20 +235,24 @@ def show_sweeps(result: dict[str, Any]) -> None:
 @click.argument("model")
 @click.argument("data")
 @SPLIT
+@click.option(
+    "--labels",
+    type=click.Choice(["imagenet", "real", "objectnet", "objectnet-unmasked"]),
+    help="Ask a model of ImageNet's classes about other labels or pictures.",
+)
 @click.option("--batch", default=64, show_default=True, help="Pictures at a time.")
 @click.option("--workers", default=0, show_default=True, help="Processes that decode.")
 @DEVICE
 @AS_JSON
-def evaluate(
-    model: str, data: str, split: str, batch: int, workers: int, device: str, as_json: bool
-) -> None:
+def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options: Any) -> None:
     """Top-1, top-5, per-class precision, recall and F1, confusion, calibration."""
     from vitrail.commands import evaluate
+    from vitrail.console import is_main
     from vitrail.evaluation.presentation import show
 
-    result = evaluate(model, data, split=split, batch=batch, workers=workers, device=device)
-    if int(os.environ.get("RANK", 0)):
-        return  # of several processes under torchrun, the first one speaks
+    result = evaluate(model, data, labels=labels or "", **options)
+    if not is_main():
+        return
     if as_json:
         for mistake in result["mistakes"]:
             mistake.pop("thumbnail", None)
@@ -264,11 +279,12 @@ def fewshot(
     Nothing is trained, and features are kept for the next time.
     """
     from vitrail.commands import fewshot
+    from vitrail.console import is_main
     from vitrail.evaluation.presentation import show_fewshot
 
     whole, numbers = parse_numbers("--shots", shots, int), parse_numbers("--ridge", ridge, float)
     result = fewshot(model, data, shots=whole, seeds=seeds, ridges=numbers, **options)
-    if int(os.environ.get("RANK", 0)):
+    if not is_main():
         return
     if as_json:
         click.echo(json.dumps(result, ensure_ascii=False))

@@ -8,19 +8,20 @@ from typing import Any
 
 from vitrail import runs
 from vitrail.config import Config
-from vitrail.console import count_progress, duration, say
+from vitrail.console import count_progress, duration, is_main, say
 from vitrail.data import checking, duplicates
 from vitrail.data.catalogue import CATALOGUE
 from vitrail.data.opening import open_data
 from vitrail.data.sheet import sheet as contact_sheet
 from vitrail.data.source import Source
 from vitrail.data.store import pack_data
+from vitrail.data.vtab import task_of
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.evaluation import classify
+from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import extract, kept_features
 from vitrail.model import Classifier
-from vitrail.report import comparison, page
+from vitrail.report import comparison, page, sweeps
 from vitrail.runs import Run
 from vitrail.settings import build, changed, find, parse, put, read, recipes
 from vitrail.settings import load as load_settings
@@ -76,6 +77,11 @@ def understand(what: str | Path, settings: Settings = (), lists: bool = False) -
     for name, value in [*extra, *pairs]:
         swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
         put(values, f"sweep.{name}" if swept else name, value)
+        if not swept:
+            values.pop(f"sweep.{name}", None)  # one value leaves nothing to try
+        if name == "data.source" and (task := task_of(str(value))) is not None:
+            for own, wanted in task.settings.items():  # a later setting can still change it
+                put(values, own, wanted)
     config = build(values)
     told = tuple(
         setting
@@ -157,11 +163,17 @@ def sweep(
         raise VitrailError(f"{what} is a run folder; name a folder for the sweep with --out")
     folder = order.out(out)
     result = sweeping.sweep(order.config, folder, seeds=seeds, device=device, facts=order.facts())
-    finals = [Path(row["run"]) for row in result["seeds"]]
-    for path in finals:
-        page.write(path)
-    comparison.compare(finals, folder / "report.html")
+    if is_main():
+        for path in final_runs(result):
+            page.write(path)
+        comparison.compare(final_runs(result), folder / "report.html", sweeps.tables(result))
     return {"name": order.title, **result, "report": str(folder / "report.html")}
+
+
+def final_runs(result: Mapping[str, Any]) -> list[Path]:
+    """The runs that a sweep tested: every seed, on every data set."""
+    rows = result.get("tasks", [result])
+    return [Path(seed["run"]) for row in rows for seed in row["seeds"]]
 
 
 def compare(
@@ -183,8 +195,11 @@ def compare(
         )
         for recipe in recipes
     ]
-    finals = [Path(row["run"]) for result in results for row in result["seeds"]]
-    target = comparison.compare(finals, Path(out) / "report.html")
+    finals = [run for result in results for run in final_runs(result)]
+    target = Path(out) / "report.html"
+    if is_main():
+        shown = [table for one in results for table in sweeps.tables(one, one["name"])]
+        comparison.compare(finals, target, shown)
     return {"sweeps": results, "report": str(target)}
 
 
@@ -193,36 +208,39 @@ def evaluate(
     data: str | Path,
     *,
     split: str = "test",
+    labels: str = "",
     batch: int = 64,
     workers: int = 0,
     device: str = "auto",
 ) -> dict[str, Any]:
     """Top-1, top-5, per-class figures, confusion and calibration on exactly all images of a split.
 
-    The result of a run is also kept in its folder.
+    `labels` (imagenet, real, objectnet, objectnet-unmasked) asks a model of ImageNet's classes
+    about other labels or pictures. The result of a run is also kept in its folder.
     """
     with devices(device, "auto") as where:
         name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
-        loaded = model if isinstance(model, Classifier) else load(model)
-        source = part_of(loaded, data, split)
+        loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
         with count_progress(f"evaluating {split}", where.main) as advance:
-            result = classify.evaluate(
-                loaded.to(where.device),
-                source,
-                data=str(data),
-                split=split,
-                model_name=name,
-                batch=batch,
-                precision=where.precision,
-                workers=workers,
-                progress=advance,
-            )
+            options: dict[str, Any] = {
+                "split": split,
+                "model_name": name,
+                "batch": batch,
+                "precision": where.precision,
+                "workers": workers,
+                "progress": advance,
+            }
+            if labels:
+                result = variants.evaluate(loaded, data, labels, **options)
+            else:
+                source = part_of(loaded, data, split)
+                result = classify.evaluate(loaded, source, data=str(data), **options)
         run = None if isinstance(model, Classifier) else run_of(Path(model))
         if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
-            own = build(read(run / "config.toml")).data.source == str(data)
-            name = split if own else runs.name_of(f"{Path(str(data)).name}-{split}", ())
-            Run(run).write_evaluation(name, result)
+            own = build(read(run / "config.toml")).data.source == str(data) and not labels
+            other = f"{Path(str(data)).name}-{labels or split}"
+            Run(run).write_evaluation(split if own else runs.name_of(other, ()), result)
     return result
 
 

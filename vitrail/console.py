@@ -1,5 +1,6 @@
 """Everything said to a person: progress on stderr, drawn on a terminal and silent in a log."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -138,5 +139,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def say(line: str) -> None:
-    """One line to stderr, so that stdout holds results alone."""
-    sys.stderr.write(line + "\n")
+    """One line to stderr, so that stdout holds results alone; from one process of several."""
+    if is_main():
+        sys.stderr.write(line + "\n")
+
+
+def is_main() -> bool:
+    """Whether this process speaks for all that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"

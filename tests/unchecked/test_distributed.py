@@ -1,10 +1,12 @@
 """Two processes under torchrun learn what one process learns from the same batches."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.processes import start, together
+from vitrail.commands import sweep
 from vitrail.runs import Run
 from vitrail.settings import load
 from vitrail.training.training import train
@@ -131,3 +134,23 @@ def test_torchrun_starts_the_same(recipe, alone, tmp_path):
     assert done.returncode == 0, done.stderr
     assert_same(alone, tmp_path / "two")
     assert done.stderr.count("recipe ") == 1  # one process speaks for all
+
+
+def swept(recipe: Path, out: Path) -> None:
+    with (out.parent / f"said{os.environ['RANK']}").open("w") as said, redirect_stderr(said):
+        sweep(recipe, ["optim.lr=[0.1,1e38]"], seeds=1, out=out, device="cpu")
+
+
+def test_a_sweep_of_two_processes_finds_what_one_finds_and_one_of_them_speaks(recipe, tmp_path):
+    together(1, swept, recipe, tmp_path / "alone")
+    one = (tmp_path / "said0").read_text()
+    together(2, swept, recipe, tmp_path / "pair")
+    results = [
+        json.loads((tmp_path / name / "sweep.json").read_text()) for name in ("alone", "pair")
+    ]
+    assert [result["chosen"] for result in results] == [{"optim.lr": 0.1}] * 2
+    assert results[0]["mean"] == results[1]["mean"]
+    assert_same(tmp_path / "alone" / "seed0", tmp_path / "pair" / "seed0")
+    assert (tmp_path / "said1").read_text() == ""
+    assert one.count("retrain  seed 0") == (tmp_path / "said0").read_text().count("retrain") == 1
+    assert (tmp_path / "pair" / "report.html").exists()

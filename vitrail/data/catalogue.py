@@ -17,13 +17,24 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.data import vtab
 from vitrail.data.folders import FolderSource, open_folder, parts_of, sub_folders
 from vitrail.data.shard_patterns import holds_shards
 from vitrail.data.shards import ShardSource, open_shards
 from vitrail.data.source import ArraySource, Data, Source
 from vitrail.data.splits import exactly, positions, subset
 from vitrail.data.store import is_store, open_store
-from vitrail.data.torchvision_sets import Parts, from_torchvision
+from vitrail.data.torchvision_sets import (
+    FLAG,
+    PETS,
+    THREE,
+    TWO,
+    VAL_IS_TEST,
+    VALID,
+    WHOLE,
+    Parts,
+    from_torchvision,
+)
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.web import alone, cache, fetch_file, on_disk
 
@@ -106,6 +117,13 @@ def imagenet(data: Data) -> Data:
     return Data(name=data.name, **named)
 
 
+def all_test(data: Data) -> Data:
+    """Undivided data that nobody learns from."""
+    if data.train is None or data.test is not None:
+        return imagenet(data)
+    return Data(name=data.name, test=readable(data.train))
+
+
 def readable(source: Source) -> Source:
     """`tench` for `n01440764`, or for class 0, where all 1,000 classes are there."""
     numbers = source.labels == tuple(map(str, range(1000)))
@@ -136,16 +154,14 @@ def tv(kind: str, parts: Parts) -> Callable[[str, Path], Data]:
     return partial(from_torchvision, kind, parts)
 
 
-WHOLE: Parts = {"train": {}}
-FLAG: Parts = {"train": {"train": True}, "test": {"train": False}}
-TWO: Parts = {"train": {"split": "train"}, "test": {"split": "test"}}
-THREE: Parts = {**TWO, "val": {"split": "val"}}
-VALID: Parts = {**TWO, "val": {"split": "valid"}}
-PETS: Parts = {"train": {"split": "trainval"}, "test": {"split": "test"}}
-VAL_IS_TEST: Parts = {"train": {"split": "train"}, "test": {"split": "val"}}
 FLOWER_PHOTOS = partial(
     from_archive,
     "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
+)
+IMAGENET_V2 = partial(
+    from_archive,
+    "https://huggingface.co/datasets/vaishaal/ImageNetV2/resolve/main/"
+    "imagenetv2-matched-frequency.tar.gz",
 )
 
 CATALOGUE = {
@@ -172,6 +188,18 @@ CATALOGUE = {
     "imagenette": Entry("ten classes of ImageNet", 10, 13_394, tv("Imagenette", VAL_IS_TEST)),
     "imagenet": Entry("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", imagenet),
     "imagenet21k": Entry("all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"),
+    "imagenet_v2": Entry("new test images", 1_000, 10_000, IMAGENET_V2, "its authors", all_test),
+    **{
+        f"vtab/{short}": Entry(
+            f"VTAB-1k: {task.title}",
+            task.classes,
+            vtab.LEARNT + vtab.CHOSEN + task.whole[2],
+            task.fetch,
+            "VTAB-1k",
+            partial(vtab.as_vtab, short),
+        )
+        for short, task in vtab.TASKS.items()
+    },
 }
 
 
@@ -198,7 +226,9 @@ def data_folder() -> Path:
 def open_named(name: str) -> Data:
     """A data set of the catalogue, with the parts that everyone compares on."""
     entry, folder = CATALOGUE[name], data_folder()
-    data = here(folder / name, entry)
+    data = vtab.from_lists(name, folder)
+    if data is None:
+        data = here(folder / name, entry)
     if data is None:
         if entry.fetch is None:
             raise FailureError(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vitrail.console import say
 from vitrail.data import catalogue
+from vitrail.data.file_lists import holds_lists, open_lists
 from vitrail.data.folders import open_folder
 from vitrail.data.shard_files import is_url
 from vitrail.data.shard_patterns import holds_shards, looks_like_shards
@@ -25,7 +26,7 @@ def open_data(
     subset: int = 0,
     seed: int = 0,
 ) -> Data:
-    """A folder, tar files, a store or a name of the catalogue, with train, val and test.
+    """A folder, file lists, tar files, a store or a name of the catalogue, with train, val, test.
 
     What the data does not bring is taken out of train: fractions `test`, then `val`; then `subset`
     pictures of train are drawn by the `seed`. Zero takes nothing out, or keeps all.
@@ -49,6 +50,8 @@ def as_brought(where: str | Path) -> Data:
         return open_shards(str(where) if is_url(str(where)) else str(path))
     if not path.is_dir():
         raise nothing_there(str(where))
+    if holds_lists(path):
+        return open_lists(path)
     return open_shards(str(path)) if holds_shards(path) else open_folder(path)
 
 

@@ -104,6 +104,29 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Renamed:
+    """A source whose classes have other names, or more of them."""
+
+    source: Source
+    labels: tuple[str, ...]
+
+    @property
+    def targets(self) -> Int[np.ndarray, " n"]:
+        return self.source.targets
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.source.names
+
+    @property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        return self.source.blocks
+
+    def picture(self, index: int) -> Image.Image:
+        return self.source.picture(index)
+
+
+@dataclass(frozen=True)
 class ArraySource:
     """Pictures in memory: small sets such as digits."""
 

@@ -18,6 +18,14 @@ from vitrail.web import alone, on_disk, reason_of
 Parts = Mapping[str, Mapping[str, Any]]
 """What torchvision's class is given for each part of the data."""
 
+WHOLE: Parts = {"train": {}}
+FLAG: Parts = {"train": {"train": True}, "test": {"train": False}}
+TWO: Parts = {"train": {"split": "train"}, "test": {"split": "test"}}
+THREE: Parts = {**TWO, "val": {"split": "val"}}
+VALID: Parts = {**TWO, "val": {"split": "valid"}}
+PETS: Parts = {"train": {"split": "trainval"}, "test": {"split": "test"}}
+VAL_IS_TEST: Parts = {"train": {"split": "train"}, "test": {"split": "val"}}
+
 
 def from_torchvision(kind: str, parts: Parts, name: str, folder: Path) -> Data:
     """A data set by the name of torchvision's class, its files below `folder`."""
@@ -42,7 +50,7 @@ def get(make: Any, wanted: Mapping[str, Any], name: str, folder: Path) -> Any:
         pass  # not there yet
     try:
         # torchvision prints what it does, and stdout is for results.
-        with alone(folder / f".{name}"), redirect_stdout(sys.stderr):
+        with alone(folder / f".{name.replace('/', '-')}"), redirect_stdout(sys.stderr):
             return make(folder, download=True, **wanted)
     except (
         RuntimeError, OSError, ValueError, ImportError, EOFError, tarfile.TarError,

@@ -107,15 +107,27 @@ class Judge:
 
 
 def evaluate(
-    model: nn.Module, source: Source, *, data: str, split: str, model_name: str, **options: Any
+    model: nn.Module,
+    source: Source,
+    *,
+    data: str,
+    split: str,
+    model_name: str,
+    judged: Callable[[Predictions], Predictions] | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """All that `vitrail evaluate` has to say, as plain values; the options are `predict`'s."""
+    """All that `vitrail evaluate` has to say, as plain values; the options are `predict`'s.
+
+    `judged` may change what counts as the truth, once the answers are known.
+    """
     start = time.perf_counter()
     class_order(known_labels(model), source.labels, data)
     predictions, broken = predict(model, source, **options)
     if broken and not len(predictions):
         name, reason = broken[0]
         raise VitrailError(f"no picture of {data} ({split}) can be read; {name}: {reason}")
+    if judged is not None:
+        predictions = judged(predictions)
     return measure(predictions) | {
         "broken": [list(pair) for pair in broken],
         "split": split,

@@ -44,7 +44,8 @@ def headline(result: dict[str, Any]) -> list[str]:
         f"{name:<17}  {percent(result[key]):>8}  {between(result['intervals'][key])}"
         for key, name in names.items()
     ]
-    found[0] += f"  n = {result['n']:,}, {result['data']} ({result['split']})"
+    part = f"{result['labels']} labels" if result.get("labels") else result["split"]
+    found[0] += f"  n = {result['n']:,}, {result['data']} ({part})"
     return [*found, f"{'calibration error':<17}  {percent(result['ece']):>8}"]
 
 
@@ -74,6 +75,8 @@ def closing(result: dict[str, Any]) -> list[str]:
         found.append(f"the {WORST} worst of {n:,} classes, by F1; --json lists all")
     for pair in result["confused"][:FEW]:
         found.append(f"confused  {pair['truth']} taken for {pair['guess']}, {pair['n']:,} ×")
+    if left_out := result.get("left_out", 0):
+        found.append(f"left out  without a label that counts: {left_out:,}")
     if broken := result["broken"]:
         found.append(f"broken    could not be read and not counted: {len(broken):,}")
         found += [f"          {name}: {reason}" for name, reason in broken[:FEW]]

@@ -15,6 +15,7 @@ from vitrail.report.folder import Run, read_run
 from vitrail.report.progress import Chart
 from vitrail.report.rendering import put, render
 from vitrail.report.results import HEADLINES, Evaluation
+from vitrail.report.sweeps import Table
 from vitrail.report.words import NONE, SPACE, between, duration, fixed, percent
 
 MOST_CLASSES = 60
@@ -52,19 +53,23 @@ class Group:
         return [result for result in found if result is not None]
 
 
-def compare(runs: list[Path], target: Path) -> Path:
-    """Write one page that holds several runs against each other, and say where it is."""
+def compare(runs: list[Path], target: Path, tables: Sequence[Table] = ()) -> Path:
+    """Write one page that holds several runs against each other, and say where it is.
+
+    `tables` stand before all else: what a sweep tried and found.
+    """
     folders = list({folder.resolve(): folder for folder in runs}.values())
     if not folders:
         raise VitrailError("no runs to compare; name two or more run folders")
-    return put(page([read_run(folder) for folder in folders]), target)
+    return put(page([read_run(folder) for folder in folders], tables), target)
 
 
-def page(runs: Sequence[Run]) -> str:
+def page(runs: Sequence[Run], tables: Sequence[Table] = ()) -> str:
     """The page as text."""
     groups = group(runs)
     return render(
         "comparison.html",
+        tables=tables,
         groups=groups,
         n_runs=len(runs),
         charts={against: charts(groups, against) for against in ("step", "seconds")},

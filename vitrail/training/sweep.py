@@ -1,11 +1,15 @@
-"""The paper's protocol (R43, R54, R56): choose on a held-out part of train, retrain on all of it
-with several seeds, and touch test once per seed."""
+"""The paper's protocol (R43, R54, R56, R57): choose on a held-out part of train, retrain on all of
+it with several seeds, and touch test once per seed.
+
+With a list in `data.source` the protocol spans several data sets, such as the tasks of VTAB-1k: one
+setting is chosen for all of them, by their mean score.
+"""
 
 import itertools
 import json
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,118 +18,212 @@ from typing import Any
 from vitrail import runs
 from vitrail.config import Config, shown
 from vitrail.console import say
+from vitrail.data.vtab import task_of
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
 from vitrail.settings import build, put, read, to_flat
+from vitrail.training.devices import Devices, devices
 from vitrail.training.loop import DivergedError
+from vitrail.training.suite import several, summary
 from vitrail.training.training import open_parts, train
+
+SOURCE = "data.source"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the grid."""
+    """One point of the grid, on every data set."""
 
     settings: Mapping[str, Any]
-    run: Run
+    runs: Mapping[str, Run]
+    """By data set."""
 
     @cached_property
-    def val(self) -> dict[str, Any]:
-        """Its evaluation on val with the weights it would keep; empty if it never came so far."""
-        events = [event for event in self.run.events() if event.get("event") == "val"]
-        if not events:
-            return {}
-        if read(self.run.folder / "config.toml")["train.keep"] == "last":
-            return events[-1]
-        return max(events, key=lambda event: event["top1"])
+    def vals(self) -> dict[str, dict[str, Any]]:
+        """What was measured on val, by data set."""
+        return {source: best_val(run) for source, run in self.runs.items()}
+
+    def mean(self, name: str) -> float | None:
+        """Of a figure on val over all data sets; None where a run never came so far."""
+        found = [val.get(name) for val in self.vals.values()]
+        return None if None in found else statistics.fmean(x for x in found if x is not None)
 
     def rank(self) -> tuple[float, float]:
         """What the best trial has most of; a few held-out images often tie on top-1."""
-        return self.val.get("top1", -1.0), -self.val.get("loss", math.inf)
+        vals = self.vals.values()
+        return (
+            statistics.fmean(val.get("top1", -1.0) for val in vals),
+            -statistics.fmean(val.get("loss", math.inf) for val in vals),
+        )
 
     def title(self) -> str:
         return ", ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
+
+
+def best_val(run: Run) -> dict[str, Any]:
+    """A run's evaluation on val with the weights it would keep; empty if it never came so far."""
+    events = [event for event in run.events() if event.get("event") == "val"]
+    if not events:
+        return {}
+    if read(run.folder / "config.toml")["train.keep"] == "last":
+        return events[-1]
+    return max(events, key=lambda event: event["top1"])
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The protocol while it goes on; under torchrun, in each of the processes."""
+
+    config: Config
+    out: Path
+    device: str
+    facts: Mapping[str, Any]
+    where: Devices
+
+    def try_point(self, point: Mapping[str, Any], sources: Sequence[str]) -> Trial:
+        """Trains with one point of the grid on each data set, without looking at test."""
+        named = [f"{k.replace('system.', 'system-')}={shown(value)}" for k, value in point.items()]
+        name = runs.name_of("trial", named)
+        trial = {}
+        for source in sources:
+            told = ", ".join(f"{k}={shown(v)}" for k, v in point.items())
+            trial[source] = self.go(source, Path("trials") / name, point, f"trial    {told}")
+        return Trial(point, trial)
+
+    def retrain(self, best: Trial, source: str, seed: int) -> Run:
+        """The chosen settings on all of train, then test, once."""
+        chosen = {**best.settings, "seed": seed, "data.train_on": "train+val", "train.keep": "last"}
+        return self.go(
+            source, Path(f"seed{seed}"), chosen, f"retrain  seed {seed} on train and val"
+        )
+
+    def go(self, source: str, name: Path, point: Mapping[str, Any], told: str) -> Run:
+        """One run on one data set, unless it is finished already; a retrained one is tested."""
+        folder = self.folder(source) / name
+        config = self.config_for(source, point)
+        run = finished(folder, config)
+        self.where.wait()  # or a fast process would begin what a slow one has yet to look for
+        final = config.data.train_on == "train+val"
+        if run is not None:
+            if final and run.info().get("status") == "failed":
+                raise FailureError(f"{folder}: {run.info()['message']}")
+            return run
+        say(f"{told}{self.told_of(source)}")
+        try:
+            train(config, folder, resume=True, device=self.device, facts=self.facts, test=final)
+        except DivergedError as error:
+            if final:
+                raise
+            say(f"failed   {error}")  # a learning rate too high is an answer too
+        self.where.wait()
+        refuse_stopped(Run(folder))
+        return Run(folder)
+
+    def folder(self, source: str) -> Path:
+        """Where the runs on a data set are: below its name, where there are several."""
+        return self.out / runs.name_of(source, ()) if SOURCE in self.config.sweep else self.out
+
+    def told_of(self, source: str) -> str:
+        """The data set, where there are several, and what is set for it alone."""
+        own = ", ".join(f"{name}={shown(value)}" for name, value in own_settings(source).items())
+        if SOURCE not in self.config.sweep:
+            return ""
+        return f"  on {source}" + (f" ({own})" if own else "")
+
+    def config_for(self, source: str, point: Mapping[str, Any]) -> Config:
+        """The run that a point of the grid stands for, on one data set."""
+        if SOURCE not in self.config.sweep:
+            return with_point(self.config, point)
+        return with_point(self.config, {SOURCE: source, **own_settings(source), **point})
 
 
 def sweep(
     config: Config, out: Path, *, seeds: int = 3, device: str = "auto", facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The whole protocol, in folders below `out`; what is finished there is not done again."""
-    if not config.sweep:
-        raise VitrailError(
-            "nothing to try: give a list, as optim.lr=[0.003,0.01,0.03], or a recipe with [sweep]"
-        )
+    grid = points(config)
     if seeds < 1:
         raise VitrailError(f"--seeds {seeds}: expected at least one")
-    parts = open_parts(config)
-    if parts.val is None or not config.train.evaluations:
-        raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
-    if parts.test is None:
-        raise VitrailError("a sweep ends with a test; set data.test, such as data.test=0.1")
-    trials = [try_point(config, point, out, device, facts) for point in points(config)]
-    best = max(trials, key=Trial.rank)
-    if not best.val:
-        raise FailureError(f"every trial failed; the last: {trials[-1].run.info().get('message')}")
-    say(f"chosen   {best.title()}  val {100 * best.val['top1']:.2f} %")
-    finals = [retrain(config, best, seed, out, device, facts) for seed in range(seeds)]
-    result = summary(trials, best, finals)
-    runs.write_text(out / "sweep.json", json.dumps(result, indent=2) + "\n")
+    sources, absent = present(config)
+    system = config.system
+    # Joined here and not run by run: processes that parted could not find each other again.
+    with devices(device, system.precision, system.deterministic) as where:
+        going = Sweep(config, out, device, facts, where)
+        trials = [going.try_point(point, sources) for point in grid]
+        best = chosen(trials)
+        finals = {
+            source: [going.retrain(best, source, seed) for seed in range(seeds)]
+            for source in sources
+        }
+        many = SOURCE in config.sweep
+        result = {
+            "trials": [described(trial, best, many) for trial in trials],
+            "chosen": dict(best.settings),
+        }
+        if many:
+            result |= several(config.sweep[SOURCE], finals, absent)
+        else:
+            result |= summary(finals[sources[0]])
+        if where.main:
+            runs.write_text(out / "sweep.json", json.dumps(result, indent=2) + "\n")
     return result
 
 
 def points(config: Config) -> list[dict[str, Any]]:
-    """Every combination of the grid's values."""
-    names = list(config.sweep)
+    """Every combination of the grid's values; data sets are no part of the grid."""
+    names = [name for name in config.sweep if name != SOURCE]
+    if not config.sweep:
+        raise VitrailError(
+            "nothing to try: give a list, as optim.lr=[0.003,0.01,0.03], or a recipe with [sweep]"
+        )
     return [
         dict(zip(names, values, strict=True))
         for values in itertools.product(*(config.sweep[name] for name in names))
     ]
 
 
+def present(config: Config) -> tuple[list[str], dict[str, str]]:
+    """The data sets that are there, and why the others are not."""
+    if SOURCE not in config.sweep:
+        check_parts(config)
+        return [config.data.source], {}
+    there, absent = [], {}
+    for source in config.sweep[SOURCE]:
+        try:
+            check_parts(with_point(config, {SOURCE: source}))
+        except FailureError as error:
+            say(f"absent   {source}: {error}")
+            absent[source] = str(error)
+        else:
+            there.append(source)
+    if not there:
+        raise FailureError(
+            f"none of {len(absent)} data sets is there; {next(iter(absent.values()))}"
+        )
+    return there, absent
+
+
+def check_parts(config: Config) -> None:
+    """Something to choose on and something to test on."""
+    parts = open_parts(config)
+    if parts.val is None or not config.train.evaluations:
+        raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
+    if parts.test is None:
+        raise VitrailError("a sweep ends with a test; set data.test, such as data.test=0.1")
+
+
+def own_settings(source: str) -> dict[str, Any]:
+    """What a data set of a suite sets for itself: VTAB's flips and crops."""
+    task = task_of(source)
+    return {} if task is None else task.settings
+
+
 def with_point(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The run that a point of the grid stands for."""
+    """The run that some settings stand for."""
     values = {k: v for k, v in to_flat(config).items() if not k.startswith("sweep.")}
     for name, value in settings.items():
         put(values, name, list(value) if isinstance(value, tuple) else value)
     return build(values)
-
-
-def try_point(
-    config: Config, point: Mapping[str, Any], out: Path, device: str, facts: Mapping[str, Any]
-) -> Trial:
-    """Trains with one point of the grid, without looking at test."""
-    named = [f"{key.replace('system.', 'system-')}={shown(value)}" for key, value in point.items()]
-    folder = out / "trials" / runs.name_of("trial", named)
-    run = finished(folder, with_point(config, point))
-    if run is None:
-        say(f"trial    {', '.join(f'{k}={shown(v)}' for k, v in point.items())}")
-        try:
-            run = train(
-                with_point(config, point),
-                folder,
-                resume=True,
-                device=device,
-                facts=facts,
-                test=False,
-            )
-        except DivergedError as error:
-            say(f"failed   {error}")  # a learning rate too high is an answer too
-            run = Run(folder)
-        refuse_stopped(run)
-    return Trial(point, run)
-
-
-def retrain(
-    config: Config, best: Trial, seed: int, out: Path, device: str, facts: Mapping[str, Any]
-) -> Run:
-    """The chosen settings on all of train, then test, once."""
-    folder = out / f"seed{seed}"
-    chosen = {**best.settings, "seed": seed, "data.train_on": "train+val", "train.keep": "last"}
-    run = finished(folder, with_point(config, chosen))
-    if run is None:
-        say(f"retrain  seed {seed} on train and val")
-        run = train(with_point(config, chosen), folder, resume=True, device=device, facts=facts)
-        refuse_stopped(run)
-    return run
 
 
 def finished(folder: Path, config: Config) -> Run | None:
@@ -147,26 +245,31 @@ def refuse_stopped(run: Run) -> None:
         raise FailureError(f"{run.info().get('message')}; the same command goes on from there")
 
 
-def summary(trials: list[Trial], best: Trial, finals: list[Run]) -> dict[str, Any]:
-    """What was tried and chosen, and mean and standard deviation on test."""
-    tested = [run.evaluation("test") for run in finals]
-    scores = [result["top1"] for result in tested if result]
-    return {
-        "trials": [
-            {
-                "settings": dict(trial.settings),
-                "val_top1": trial.val.get("top1"),
-                "val_loss": trial.val.get("loss"),
-                "run": str(trial.run.folder),
-            }
-            for trial in trials
-        ],
-        "chosen": dict(best.settings),
-        "seeds": [
-            {"seed": i, "top1": r.get("top1"), "n": r.get("n"), "run": str(run.folder)}
-            for i, (run, r) in enumerate(zip(finals, tested, strict=True))
-        ],
-        "mean": statistics.fmean(scores) if scores else None,
-        "std": statistics.stdev(scores) if len(scores) > 1 else None,
-        "n": tested[0].get("n") if tested else None,
+def chosen(trials: Sequence[Trial]) -> Trial:
+    """The best trial on val."""
+    best = max(trials, key=Trial.rank)
+    if not any(best.vals.values()):
+        last = list(trials[-1].runs.values())[-1]
+        raise FailureError(f"every trial failed; the last: {last.info().get('message')}")
+    if (top1 := best.mean("top1")) is not None:
+        among = f", the mean of {len(best.runs)} data sets" if len(best.runs) > 1 else ""
+        say(f"chosen   {best.title()}  val {100 * top1:.2f} %{among}")
+    return best
+
+
+def described(trial: Trial, best: Trial, many: bool) -> dict[str, Any]:
+    """A trial as plain values; with `many` data sets, what became of it on each."""
+    found = {
+        "settings": dict(trial.settings),
+        "val_top1": trial.mean("top1"),
+        "val_loss": trial.mean("loss"),
+        "chosen": trial is best,
+    }
+    if not many:
+        return found | {"run": str(next(iter(trial.runs.values())).folder)}
+    return found | {
+        "data": {
+            source: {"val_top1": trial.vals[source].get("top1"), "run": str(run.folder)}
+            for source, run in trial.runs.items()
+        }
     }

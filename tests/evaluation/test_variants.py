@@ -1,0 +1,352 @@
+"""ReaL, ObjectNet and ImageNet-V2, with a model whose guesses are written into the pictures."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm.data
+import torch
+from PIL import Image
+from timm.data.real_labels import RealLabelsImagenet
+from torch import nn
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as F
+
+import vitrail
+from tests.data.pictures import write_tar
+from tests.evaluation.examples import linear
+from tests.models import small
+from vitrail.data.catalogue import open_named
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.source import ArraySource
+from vitrail.errors import FailureError, VitrailError
+from vitrail.evaluation.imagenet import categories
+from vitrail.evaluation.metrics import Predictions
+from vitrail.evaluation.objectnet import objectnet
+from vitrail.evaluation.presentation import lines
+from vitrail.evaluation.real import real
+from vitrail.evaluation.variants import ask, evaluate, leniently
+
+
+class Reader(nn.Module):
+    """Guesses the class that the middle pixel spells, then k+1, k−1, k+2, k−2."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.numbers = nn.Parameter(torch.arange(classes, dtype=torch.float64))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        middle = pixels[:, :, pixels.shape[2] // 2, pixels.shape[3] // 2].double().round()
+        spelt = 250 * middle[:, 0] + middle[:, 1]
+        return -(self.numbers - spelt[:, None] - 0.1).abs()
+
+
+def tensor(picture: Image.Image) -> torch.Tensor:
+    return F.resize(F.pil_to_tensor(picture), [7, 7], InterpolationMode.NEAREST).float()
+
+
+def spell(path: Path, number: int, border: int = 0, size: int = 9) -> Path:
+    """A picture of one colour, perhaps in a red frame."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture = Image.new("RGB", (size, size), (255, 0, 0))
+    inner = size - 2 * border
+    picture.paste(Image.new("RGB", (inner, inner), (number // 250, number % 250, 0)), [border] * 2)
+    picture.save(path)
+    return path
+
+
+def judge(folder: Path | str, labels: str, model: nn.Module | None = None, **more) -> dict:
+    return evaluate(
+        model or Reader(), folder, labels, split="test", model_name="m", transform=tensor, **more
+    )
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch, tmp_path):
+    """Where data sets lie; nothing can be fetched."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    return tmp_path / "data"
+
+
+# ReaL
+
+
+def image(number: int) -> str:
+    return f"ILSVRC2012_val_{number:08d}.png"
+
+
+@pytest.fixture
+def validation(tmp_path) -> Path:
+    """Six validation images, what the model will guess, and what is right."""
+    folder = tmp_path / "val"
+    guesses = {1: 10, 2: 20, 3: 30, 4: 40, 5: 50, 50_000: 60}
+    for number, guess in guesses.items():
+        spell(folder / f"n0000000{number % 2}" / image(number), guess)
+    labels: list[list[int]] = [[] for _ in range(50_000)]
+    labels[0] = [10]  # right
+    labels[1] = [7, 20]  # right: any of several
+    labels[2] = []  # left out
+    labels[3] = [41, 999]  # among the first five only
+    labels[4] = [55]  # wrong
+    labels[49_999] = [62, 58]  # fourth and fifth guess
+    (tmp_path / "real.json").write_text(json.dumps(labels))
+    return folder
+
+
+def test_a_guess_is_right_if_it_is_any_label_and_images_without_labels_are_left_out(validation):
+    result = judge(validation, "real")
+    assert (result["n"], result["left_out"], result["labels"]) == (5, 1, "real")
+    assert result["top1"] == 2 / 5
+    assert result["top5"] == 4 / 5
+    assert "loss" not in result
+    assert result["intervals"]["top1"][0] < 0.4 < result["intervals"]["top1"][1]
+    wrong = {mistake["name"].partition("/")[2]: mistake["truth"] for mistake in result["mistakes"]}
+    assert wrong[image(5)] == categories()[55]
+    assert lines(result)[0].endswith(f"n = 5, {validation} (real labels)")
+    assert "left out  without a label that counts: 1" in lines(result)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 64])
+def test_neither_batches_nor_broken_pictures_confuse_the_labels(validation, batch):
+    (validation / "n00000001" / image(1)).write_bytes(b"no picture")
+    result = judge(validation, "real", batch=batch)
+    assert [name for name, _ in result["broken"]] == [f"n00000001/{image(1)}"]
+    assert (result["n"], result["top1"], result["top5"]) == (4, 1 / 4, 3 / 4)
+
+
+def test_real_labels_work_on_shards_and_beside_the_data(validation, place, tmp_path):
+    files = {
+        f"{path.parent.name}/{path.name}": path.read_bytes() for path in validation.rglob("*.png")
+    }
+    archive = write_tar(tmp_path / "elsewhere" / "val.tar", files)
+    place.mkdir()
+    (tmp_path / "real.json").rename(place / "real.json")
+    result = judge(archive, "real")
+    assert (result["n"], result["top1"], result["top5"]) == (5, 2 / 5, 4 / 5)
+
+
+def test_the_figures_are_those_of_timms_evaluator(tmp_path):
+    chance = np.random.default_rng(0)
+    n = 50_000
+    info = Path(timm.data.__file__).parent / "_info" / "imagenet_real_labels.json"
+    labels = json.loads(info.read_text(encoding="utf-8"))
+    # Of the pictures with a label, half are guessed right at some place among five.
+    guesses = np.stack([chance.permutation(1000)[:5] for _ in range(n)])
+    for i in range(0, n, 2):
+        if labels[i] and labels[i][0] not in guesses[i]:
+            guesses[i, i % 5] = labels[i][0]
+    oracle = RealLabelsImagenet([f"ILSVRC2012_val_{i + 1:08d}.JPEG" for i in range(n)])
+    scores = torch.zeros(n, 1000)
+    scores.scatter_(1, torch.from_numpy(guesses), torch.arange(5.0, 0.0, -1).repeat(n, 1))
+    oracle.add_result(scores)
+    source = ArraySource(
+        ("x",),
+        np.zeros(n, np.int64),
+        [f"x/ILSVRC2012_val_{i + 1:08d}.JPEG" for i in range(n)],
+        np.broadcast_to(np.zeros((1, 1, 1), np.uint8), (n, 1, 1)),
+    )
+    (tmp_path / "real.json").write_text(json.dumps(labels))
+    asked = real(source, [tmp_path])
+    kept = guesses[asked.indices]
+    predictions = Predictions(
+        names=list(asked.names),
+        targets=asked.targets,
+        guesses=kept,
+        probabilities=np.full(kept.shape, 0.2),
+        loss=np.zeros(len(kept)),
+        labels=asked.labels,
+    )
+    hits = leniently(predictions, asked).targets[:, None] == kept
+    assert len(kept) == 46_837
+    assert 100 * hits[:, 0].mean() == pytest.approx(oracle.get_accuracy(1))
+    assert 100 * hits.any(1).mean() == pytest.approx(oracle.get_accuracy(5))
+    assert hits.any(1).mean() > 0.4
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("", FailureError, r"cannot read .*real.json \(Expecting value"),
+        ("[]", VitrailError, "real.json has 0 entries; expected 50,000 lists of class numbers"),
+        ("{}", VitrailError, "real.json has 0 entries"),
+        ("7", VitrailError, "real.json has no list; expected 50,000"),
+        (json.dumps([[1000]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
+        (json.dumps([[]] * 50_000), VitrailError, "none of 6 pictures has a label"),
+        (None, FailureError, "cannot reach raw.githubusercontent.com"),
+    ],
+)
+def test_labels_that_cannot_be_meant_are_one_line(validation, tmp_path, text, error, message):
+    if text is None:
+        (tmp_path / "real.json").unlink()
+    else:
+        (tmp_path / "real.json").write_text(text)
+    with pytest.raises(error, match=message) as caught:
+        judge(validation, "real")
+    assert "\n" not in str(caught.value)
+
+
+def test_pictures_that_are_not_the_validation_images_are_told_apart(validation):
+    spell(validation / "n00000001" / "cat.png", 3)
+    with pytest.raises(VitrailError, match=r"'n00000001/cat.png' does not say which validation"):
+        judge(validation, "real")
+
+
+# ObjectNet
+
+
+@pytest.fixture
+def objects(tmp_path) -> Path:
+    """Three classes, two of which ImageNet has; the red border spells another class."""
+    root = tmp_path / "objectnet-1.0"
+    mappings = {
+        "folder_to_objectnet_label.json": {
+            "alarm_clock": "Alarm clock",
+            "backpack": "Backpack",
+            "air_freshener": "Air freshener",
+        },
+        "objectnet_to_imagenet_1k.json": {
+            "Alarm clock": "analog clock; digital clock",
+            "Backpack": "backpack, back pack, knapsack",
+        },
+        # Class 409 of ImageNet stands in line 2 of the names, and so on.
+        "pytorch_to_imagenet_2012_id.json": {"409": 2, "530": 0, "414": 1},
+    }
+    (root / "mappings").mkdir(parents=True)
+    for name, value in mappings.items():
+        (root / "mappings" / name).write_text(json.dumps(value))
+    names = ["digital clock", "backpack, back pack, knapsack", "analog clock"]
+    (root / "mappings" / "imagenet_to_label_2012_v2").write_text("\n".join(names) + "\n")
+    for i, guess in enumerate((409, 530, 531)):
+        spell(root / "images" / "alarm_clock" / f"{i}.png", guess, border=2)
+    for i, guess in enumerate((414, 700, 411)):
+        spell(root / "images" / "backpack" / f"{i}.png", guess, border=2)
+    spell(root / "images" / "air_freshener" / "0.png", 5, border=2)
+    return root
+
+
+@pytest.mark.parametrize("below", ["", "images"])
+def test_only_shared_classes_are_asked_and_only_they_compete(objects, below):
+    result = judge(objects / below, "objectnet")
+    assert (result["n"], result["left_out"]) == (6, 1)
+    # 531 becomes 530, 700 becomes 530 (wrong), 411 becomes 409 (wrong, the next best is 414).
+    assert result["top1"] == 4 / 6
+    assert result["top5"] == 1.0  # three classes compete
+
+
+def test_unmasked_all_thousand_classes_compete(objects):
+    result = judge(objects, "objectnet-unmasked")
+    assert result["n"] == 6
+    assert result["top1"] == 3 / 6  # 409, 530 and 414
+    assert result["top5"] == 4 / 6  # and 530 is near 531; 409 is near 411, but that is a clock
+
+
+def test_the_border_is_cut_off(objects):
+    asked, _ = ask("objectnet", objects, "test")
+    picture = np.asarray(asked.picture(0))
+    assert picture.shape == (5, 5, 3)
+    assert (picture == [409 // 250, 409 % 250, 0]).all()
+    assert asked.only == (409, 414, 530)
+    assert asked.right[0] == (409, 530)
+
+
+def test_masking_follows_a_model_that_knows_the_classes_in_another_order(objects):
+    class Turned(Reader):
+        labels = categories()[::-1]
+
+        def forward(self, pixels):
+            return super().forward(pixels).flip(-1)
+
+    assert judge(objects, "objectnet", Turned())["top1"] == 4 / 6
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("objectnet_to_imagenet_1k.json", None, "no objectnet_to_imagenet_1k.json in .*; it comes"),
+        ("objectnet_to_imagenet_1k.json", "{}", "is empty or no JSON object; unpack ObjectNet"),
+        ("objectnet_to_imagenet_1k.json", "", r"cannot read .*1k.json \(Expecting value"),
+        ("objectnet_to_imagenet_1k.json", '{"Sofa": "sofa"}', "mappings in .* are empty"),
+        ("objectnet_to_imagenet_1k.json", '{"Backpack": "sofa"}', "do not belong together .*sofa"),
+        ("imagenet_to_label_2012_v2", "", "do not belong together"),
+        ("imagenet_to_label_2012_v2", None, "cannot read .*imagenet_to_label_2012_v2"),
+        ("folder_to_objectnet_label.json", '{"sofa": "Backpack"}', "none of the 3 classes is one"),
+    ],
+)
+def test_mappings_that_cannot_be_meant_are_one_line(objects, file, text, message):
+    path = objects / "mappings" / file
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    with pytest.raises(VitrailError, match=message) as caught:
+        judge(objects, "objectnet")
+    assert "\n" not in str(caught.value)
+
+
+def test_objectnet_in_shards_takes_the_mappings_beside_them(objects):
+    files = {
+        f"{path.parent.name}/{path.name}": path.read_bytes()
+        for path in (objects / "images").rglob("*.png")
+    }
+    archive = write_tar(objects / "objects.tar", files)
+    asked, of = ask("objectnet", archive, "test")
+    assert (len(asked.right), of) == (6, 7)
+    assert objectnet(asked.source, [objects]).only == asked.only
+
+
+# ImageNet-V2, and any pictures in ImageNet's folders
+
+
+def test_numbered_folders_are_imagenets_classes_in_the_order_of_numbers(tmp_path):
+    for number, guess in {0: 0, 2: 2, 10: 10, 999: 997}.items():
+        spell(tmp_path / "v2" / str(number) / "a.png", guess)
+    result = judge(tmp_path / "v2", "imagenet")
+    assert (result["n"], result["top1"], result["top5"]) == (4, 3 / 4, 1.0)
+    named = {row["name"]: row["n"] for row in result["per_class"] if row["n"]}
+    assert list(named) == [categories()[i] for i in (0, 2, 10, 999)]
+
+
+def test_the_catalogue_has_imagenet_v2_with_imagenets_names(place):
+    one = spell(place / "one.png", 3)
+    for number in range(1000):
+        folder = place / "imagenet_v2" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "a.png").symlink_to(one)
+    data = open_named("imagenet_v2")
+    assert list(data.parts) == ["test"]
+    assert data.labels == categories()
+    assert data.test.names[:3] == ["0/a.png", "1/a.png", "2/a.png"]
+    assert judge("imagenet_v2", "imagenet")["top1"] == 1 / 1000
+
+
+def test_other_folders_are_told_apart(tmp_path):
+    for label in ("cat", "dog"):
+        spell(tmp_path / "pets" / label / "a.png", 1)
+    with pytest.raises(VitrailError, match=r"has 2 classes such as 'cat'; expected ImageNet's 1,0"):
+        judge(tmp_path / "pets", "imagenet")
+
+
+# Models and the command
+
+
+@pytest.mark.parametrize("labels", ["objectnet", "objectnet-unmasked"])
+def test_a_model_of_other_classes_is_told_apart(objects, labels):
+    with pytest.raises(VitrailError, match="this model knows 1010 classes, the data set has 1000"):
+        judge(objects, labels, Reader(1010))
+
+
+def test_unknown_labels_suggest_one(validation):
+    with pytest.raises(VitrailError, match="--labels reall is unknown; did you mean 'real'"):
+        judge(validation, "reall", linear())
+
+
+def test_the_command_asks_a_whole_classifier(objects):
+    model = small("vit", classes=1000)
+    model.preprocess = Preprocessing(size=(64, 64))
+    result = vitrail.evaluate(model, objects, labels="objectnet", device="cpu")
+    assert (result["n"], result["labels"], result["split"]) == (6, "objectnet", "test")
+    assert result["top5"] == 1.0

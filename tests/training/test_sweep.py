@@ -1,0 +1,264 @@
+"""One setting for several data sets: chosen by their mean on val, tested once, one table."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import SHARED
+from tests.data.lists import write_lists
+from vitrail.cli import show_sweeps
+from vitrail.commands import sweep, understand
+from vitrail.data import vtab
+from vitrail.errors import FailureError, VitrailError
+from vitrail.report.sweeps import tables, tasks
+from vitrail.runs import Run
+from vitrail.settings import load
+
+TINY = {
+    "model.variant": "Ti/8",
+    "model.width": 16,
+    "model.depth": 1,
+    "model.heads": 2,
+    "model.mlp": 32,
+    "model.init": "",
+    "data.size": 32,
+    "train.batch": 32,
+    "train.evaluations": 1,
+    "optim.warmup": 1,
+    "optim.lr": [0.01, 0.1],
+    "train.steps": [2, 8],
+}
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory) -> list[Path]:
+    """1,100 real small photographs, class after class."""
+    archive = SHARED / "data" / "cifar10-test.tar"
+    if not archive.exists():
+        pytest.skip(f"needs cifar10-test.tar in {archive.parent}")
+    folder = tmp_path_factory.mktemp("cifar")
+    by_class: dict[str, list[Path]] = {}
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers()[:2000]:
+            if member.isfile():
+                tar.extract(member, folder, filter="data")
+                path = folder / member.name
+                by_class.setdefault(path.parent.name, []).append(path)
+    return [files[i] for i in range(110) for _, files in sorted(by_class.items())]
+
+
+def alone_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where data sets lie; nothing can be fetched."""
+    vtab.tell_once.cache_clear()
+    monkeypatch.setenv("VITRAIL_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("VITRAIL_DATA", str(folder / "data"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    return folder / "data"
+
+
+@pytest.fixture
+def place(monkeypatch, tmp_path) -> Path:
+    return alone_in(tmp_path, monkeypatch)
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A sweep over two tasks that are there and one that is not, and what it said."""
+
+    folder: Path
+    settings: dict[str, Any]
+    result: dict[str, Any]
+    said: str
+
+    @property
+    def present(self) -> list[dict[str, Any]]:
+        return [task for task in self.result["tasks"] if not task["absent"]]
+
+
+@pytest.fixture(scope="module")
+def swept(cifar, tmp_path_factory) -> Iterator[Swept]:
+    folder = tmp_path_factory.mktemp("vtab")
+    settings = TINY | {"data.source": ["vtab/cifar100", "vtab/dsprites_ori", "vtab/dmlab"]}
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as monkeypatch, redirect_stderr(said):
+        place = alone_in(folder, monkeypatch)
+        write_lists(place / "vtab-1k" / "cifar", test=100, pictures=cifar)
+        write_lists(place / "vtab-1k" / "dsprites_ori", classes=16, test=40)
+        out = folder / "sweep"
+        result = sweep("vtab/vit", settings, seeds=2, out=out, device="cpu")
+        yield Swept(folder, settings, result, said.getvalue())
+
+
+def test_the_setting_with_the_best_mean_on_the_val200_sets_is_chosen(swept):
+    trials = swept.result["trials"]
+    assert len(trials) == 4
+    for trial in trials:
+        assert list(trial["data"]) == ["vtab/cifar100", "vtab/dsprites_ori"]
+        vals = [row["val_top1"] for row in trial["data"].values()]
+        assert trial["val_top1"] == pytest.approx(np.mean(vals))
+        assert all(Run(Path(r["run"])).evaluation("test") == {} for r in trial["data"].values())
+    (best,) = [trial for trial in trials if trial["chosen"]]
+    assert best["val_top1"] == max(trial["val_top1"] for trial in trials)
+    assert swept.result["chosen"] == best["settings"]
+
+
+def test_every_task_is_retrained_on_its_thousand_and_tested_on_all_of_test(swept):
+    found = [(task["title"], task["n"], task["lists"]) for task in swept.present]
+    assert found == [("CIFAR-100", 100, True), ("dSpr-Ori", 40, True)]
+    for task in swept.present:
+        for seed, row in enumerate(task["seeds"]):
+            run = Run(Path(row["run"]))
+            config = load(run.folder / "config.toml")
+            assert run.info()["data"]["train"] == 1000
+            assert run.info()["data"]["val"] is None
+            assert run.evaluation("test")["top1"] == row["top1"]
+            assert config.seed == seed
+            assert config.optim.lr == swept.result["chosen"]["optim.lr"]
+
+
+def test_flips_are_a_setting_of_the_run_and_told(swept):
+    flips = [
+        load(Path(task["seeds"][0]["run"]) / "config.toml").augment.flip for task in swept.present
+    ]
+    assert flips == [True, False]
+    assert "on vtab/dsprites_ori (augment.flip=false)" in swept.said
+
+
+def test_an_absent_task_is_listed_and_in_no_mean(swept):
+    result, (natural, structured) = swept.result, swept.present
+    assert result["absent"] == ["vtab/dmlab"]
+    assert "cannot be fetched for you" in result["tasks"][2]["absent"]
+    assert "absent   vtab/dmlab" in swept.said
+    assert result["groups"] == [
+        {"group": "natural", "tasks": 1, "present": 1, "mean": natural["mean"]},
+        {"group": "structured", "tasks": 2, "present": 1, "mean": structured["mean"]},
+    ]
+    assert result["mean"] == pytest.approx((natural["mean"] + structured["mean"]) / 2)
+    by_seed = [np.mean([task["seeds"][i]["top1"] for task in swept.present]) for i in range(2)]
+    assert result["std"] == pytest.approx(np.std(by_seed, ddof=1))
+
+
+def test_the_result_is_kept_as_json_and_as_a_page(swept):
+    kept = json.loads((swept.folder / "sweep" / "sweep.json").read_text())
+    own = {key: value for key, value in swept.result.items() if key not in ("name", "report")}
+    assert kept == own
+    page = Path(swept.result["report"]).read_text(encoding="utf-8")
+    for words in ("CIFAR-100", "structured mean", "1 of 2 tasks", "absent", "chosen"):
+        assert words in page
+
+
+def test_the_same_command_finds_everything_done(swept):
+    out = swept.folder / "sweep"
+    again = sweep("vtab/vit", swept.settings, seeds=2, out=out, device="cpu")
+    assert again == swept.result
+
+
+def test_a_terminal_shows_the_table(swept, capsys):
+    show_sweeps(swept.result)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["task", "group", "top-1", "n"]
+    assert lines[1].startswith("CIFAR-100")
+    assert lines[3].split() == ["DMLab", "structured", "–", "absent"]
+    assert lines[6].endswith("2 of 3 tasks")
+
+
+def row(title: str, group: str, mean: float | None, absent: str = "") -> dict:
+    return {
+        "data": f"vtab/{title}",
+        "title": title,
+        "group": group,
+        "lists": None if absent else False,
+        "absent": absent,
+        "mean": mean,
+        "std": None,
+        "n": 0 if absent else 50,
+    }
+
+
+def test_the_table_has_the_form_of_table_9():
+    result = {
+        "tasks": [row("DTD", "natural", 0.5), row("DMLab", "structured", None, "not there")],
+        "groups": [
+            {"group": "natural", "tasks": 1, "present": 1, "mean": 0.5},
+            {"group": "structured", "tasks": 1, "present": 0, "mean": None},
+        ],
+        "seeds": [{"seed": 0, "top1": 0.5}],
+        "mean": 0.5,
+        "std": None,
+        "n": 50,
+        "present": 1,
+        "absent": ["vtab/DMLab"],
+    }
+    found = tasks(result, "VTAB")
+    assert found.rows == [
+        ("DTD", "natural", "50.00", "50", "own draw of 1,000"),
+        ("DMLab", "structured", "–", "", "absent"),
+        ("natural mean", "", "50.00", "", "1 of 1 tasks"),
+        ("structured mean", "", "–", "", "0 of 1 tasks"),
+        ("mean", "", "50.00", "50", "1 of 2 tasks"),
+    ]
+    assert found.note == (
+        "Top-1 on test in per cent, mean of 1 seed. Absent, and in no mean: vtab/DMLab."
+    )
+    assert found.strong == {2, 3, 4}
+
+
+def test_the_trials_are_a_table_too():
+    trials = [
+        {"settings": {"optim.lr": 0.1}, "val_top1": None, "val_loss": None, "chosen": False},
+        {"settings": {"optim.lr": 0.01}, "val_top1": 0.75, "val_loss": 0.5, "chosen": True},
+    ]
+    (found,) = tables({"trials": trials, "chosen": {"optim.lr": 0.01}})
+    assert found.columns == ("optim.lr", "val top-1", "val loss", "")
+    assert found.rows == [("0.1", "–", "–", "diverged"), ("0.01", "75.00", "0.5000", "chosen")]
+    assert found.strong == {1}
+
+
+def test_retraining_that_diverges_is_one_line_however_often_it_is_tried(place, tmp_path):
+    write_lists(place / "vtab" / "dtd", classes=47)
+    settings = TINY | {"data.source": "vtab/dtd", "optim.lr": [0.01], "train.steps": [1]}
+    out = tmp_path / "sweep"
+    sweep("vtab/vit", settings, seeds=1, out=out, device="cpu")
+    Run(out / "seed0").update(
+        status="failed", message="loss is nan at step 1; try a lower optim.lr"
+    )
+    with pytest.raises(FailureError, match=r"seed0: loss is nan at step 1; try a lower optim.lr"):
+        sweep("vtab/vit", settings, seeds=1, out=out, device="cpu")
+
+
+def test_nothing_there_at_all_is_one_line(place, tmp_path):
+    settings = TINY | {"data.source": ["vtab/dmlab", "vtab/resisc45"]}
+    with pytest.raises(FailureError, match="none of 2 data sets is there; vtab/dmlab cannot be"):
+        sweep("vtab/vit", settings, out=tmp_path / "x", device="cpu")
+
+
+def test_a_name_that_nobody_knows_is_a_mistake_and_not_an_absence(place, tmp_path):
+    write_lists(place / "vtab" / "dtd", classes=47)
+    settings = TINY | {"data.source": ["vtab/dtd", "vtab/cifar10O"]}
+    with pytest.raises(VitrailError, match="did you mean 'vtab/cifar100'") as caught:
+        sweep("vtab/vit", settings, out=tmp_path / "x", device="cpu")
+    assert caught.value.exit_code == 2
+
+
+def test_one_data_set_leaves_the_recipes_list_aside():
+    order = understand("vtab/vit", {"data.source": "vtab/pets"}, lists=True)
+    assert order.config.data.source == "vtab/pets"
+    assert "data.source" not in order.config.sweep
+    assert "optim.lr" in order.config.sweep
+
+
+def test_a_task_brings_bits_settings_and_a_user_can_change_them():
+    assert understand("vtab/dsprites_ori").config.augment.flip is False
+    assert understand("vtab/vit", ["data.source=vtab/dmlab"]).config.augment.crop == "none"
+    assert understand("vtab/pets").config.augment.flip is True
+    changed = understand("vtab/vit", ["data.source=vtab/dsprites_ori", "augment.flip=true"])
+    assert changed.config.augment.flip is True

@@ -1,0 +1,92 @@
+"""ObjectNet (Barbu et al. 2019): objects in odd places, without a red border, of the 113 classes
+that ImageNet has too.
+
+A class of ObjectNet can stand for several of ImageNet's; a guess is right if it is one of them.
+Only classes that stand for one of the 113 compete, or, unmasked, all 1,000.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitrail.data.source import Source
+from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.evaluation.imagenet import Asked
+
+FOLDERS = "folder_to_objectnet_label.json"
+TO_IMAGENET = "objectnet_to_imagenet_1k.json"
+NAMES = "imagenet_to_label_2012_v2"
+ORDER = "pytorch_to_imagenet_2012_id.json"
+BORDER = 2
+"""Pixels that ObjectNet's own code cuts off on each side."""
+
+
+def objectnet(source: Source, folders: Sequence[Path]) -> Asked:
+    """The pictures of classes that ImageNet has; the mappings are in one of the folders."""
+    shared = shared_classes(mappings_in(folders))
+    known = [shared.get(label, ()) for label in source.labels]
+    kept = np.flatnonzero(np.array([bool(known[target]) for target in source.targets.tolist()]))
+    if not len(kept):
+        raise VitrailError(
+            f"none of the {len(source.labels)} classes is one of ObjectNet's {len(shared)} that "
+            f"ImageNet has; expected folders such as {next(iter(shared))}/"
+        )
+    right = [known[target] for target in source.targets[kept].tolist()]
+    competing = {number for classes in shared.values() for number in classes}
+    return Asked(source, kept, right, border=BORDER, only=tuple(sorted(competing)))
+
+
+def mappings_in(folders: Sequence[Path]) -> Path:
+    """The folder that has ObjectNet's four mappings."""
+    places = [place for folder in folders for place in (folder, folder / "mappings")]
+    found = next((place for place in places if (place / TO_IMAGENET).is_file()), None)
+    if found is None:
+        raise VitrailError(
+            f"no {TO_IMAGENET} in {folders[0]} or its mappings/; it comes with ObjectNet, from "
+            "objectnet.dev"
+        )
+    return found
+
+
+def shared_classes(mappings: Path) -> dict[str, tuple[int, ...]]:
+    """For each of ObjectNet's folders that ImageNet has too, ImageNet's class numbers."""
+    folders, to_imagenet, order = (
+        read_object(mappings / name) for name in (FOLDERS, TO_IMAGENET, ORDER)
+    )
+    names = read_text(mappings / NAMES).splitlines()
+    try:
+        number = {names[line].strip(): int(place) for place, line in order.items()}
+        found = {
+            folder: tuple(number[name.strip()] for name in to_imagenet[label].split(";"))
+            for folder, label in folders.items()
+            if label in to_imagenet
+        }
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise VitrailError(
+            f"the mappings in {mappings} do not belong together ({one_line(error)})"
+        ) from None
+    if not found:
+        raise VitrailError(f"the mappings in {mappings} are empty; unpack ObjectNet again")
+    return found
+
+
+def read_object(path: Path) -> Mapping[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(read_text(path))
+    except ValueError as error:
+        raise VitrailError(f"cannot read {path} ({one_line(error)})") from None
+    if not isinstance(value, dict) or not value:
+        raise VitrailError(f"{path} is empty or no JSON object; unpack ObjectNet again")
+    return value
+
+
+def read_text(path: Path) -> str:
+    """A file of ObjectNet's."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FailureError(f"cannot read {path} ({one_line(error)})") from None

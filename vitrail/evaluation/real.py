@@ -1,0 +1,59 @@
+"""ImageNet-ReaL (Beyer et al. 2020, arXiv 2006.07159): the validation images with better labels.
+
+An image may have several labels, and a guess is right if it is one of them; an image whose
+labellers found none of the classes is left out.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitrail.data.source import Source
+from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.evaluation.imagenet import CLASSES, Asked
+from vitrail.web import fetch_file
+
+FILE = "real.json"
+URL = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
+IMAGES = 50_000
+
+
+def real(source: Source, folders: Sequence[Path]) -> Asked:
+    """The validation images that have labels, with all of them; real.json in one of the folders,
+    or fetched."""
+    path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
+    labels = read_labels(path or fetch_file(URL))
+    found = [labels[number_of(name) - 1] for name in source.names]
+    kept = [index for index, right in enumerate(found) if right]
+    if not kept:
+        raise VitrailError(f"none of {len(found):,} pictures has a label in {path or URL}")
+    return Asked(source, np.array(kept), [found[index] for index in kept])
+
+
+def read_labels(path: Path) -> list[tuple[int, ...]]:
+    """The labels of each validation image, in the order of their numbers."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FailureError(f"cannot read {path} ({one_line(error)})") from None
+    lists = isinstance(values, list) and all(isinstance(labels, list) for labels in values)
+    if not lists or len(values) != IMAGES:
+        many = f"{len(values):,} entries" if isinstance(values, (list, dict)) else "no list"
+        raise VitrailError(f"{path} has {many}; expected 50,000 lists of class numbers")
+    if not all(0 <= label < CLASSES for labels in values for label in labels):
+        raise VitrailError(f"{path} has labels that are no class numbers from 0 to 999")
+    return [tuple(labels) for labels in values]
+
+
+def number_of(name: str) -> int:
+    """The number of a validation image, from 1 on; its name is all that real.json goes by."""
+    match = re.search(r"ILSVRC2012_val_(\d{8})", name)
+    if match is None or not 1 <= int(match[1]) <= IMAGES:
+        raise VitrailError(
+            f"'{name}' does not say which validation image it is; --labels real needs the names "
+            "ILSVRC2012_val_00000001.JPEG to …50000.JPEG"
+        )
+    return int(match[1])

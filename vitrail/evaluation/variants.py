@@ -1,0 +1,106 @@
+"""`vitrail evaluate --labels …`: a model of ImageNet's classes on other labels or pictures."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.data.catalogue import data_folder
+from vitrail.data.opening import as_brought
+from vitrail.data.source import Data, Source
+from vitrail.errors import VitrailError, did_you_mean
+from vitrail.evaluation import classify
+from vitrail.evaluation.imagenet import CLASSES, Asked, asked
+from vitrail.evaluation.matching import class_order
+from vitrail.evaluation.metrics import Predictions
+from vitrail.evaluation.objectnet import objectnet
+from vitrail.evaluation.real import real
+
+VARIANTS = ("imagenet", "real", "objectnet", "objectnet-unmasked")
+
+
+def evaluate(
+    model: nn.Module, data: str | Path, labels: str, *, split: str, model_name: str, **options: Any
+) -> dict[str, Any]:
+    """What `classify.evaluate` says, with a guess counted as right if it is any of the right
+    classes, and without a loss, which several right classes do not have."""
+    source, of = ask(labels, data, split)
+    result = classify.evaluate(
+        masked(model, source),
+        source,
+        data=str(data),
+        split=split,
+        model_name=model_name,
+        judged=lambda predictions: leniently(predictions, source),
+        **options,
+    )
+    del result["loss"]
+    return result | {"labels": labels, "left_out": of - len(source.right)}
+
+
+def ask(labels: str, data: str | Path, split: str) -> tuple[Asked, int]:
+    """The pictures that count, and how many there were before."""
+    if labels not in VARIANTS:
+        hint = did_you_mean(labels, VARIANTS) or f"; expected {', '.join(VARIANTS)}"
+        raise VitrailError(f"--labels {labels} is unknown{hint}")
+    place = Path(data).expanduser()
+    if labels.startswith("objectnet") and (place / "images").is_dir():
+        data = place / "images"
+    source = to_test_on(as_brought(data), split)
+    folders = [place, place.parent, data_folder() / place.name, data_folder()]
+    if labels == "imagenet":
+        found = asked(source, str(data))
+    elif labels == "real":
+        found = real(source, folders)
+    else:
+        found = objectnet(source, folders)
+    if labels == "objectnet-unmasked":
+        found = replace(found, only=())
+    return found, len(source.targets)
+
+
+def to_test_on(data: Data, split: str) -> Source:
+    """The part that is asked for; nothing is taken out of undivided data, which nobody learns
+    from."""
+    parts = data.parts
+    return next(parts[part] for part in (split, "test", "val", "train") if part in parts)
+
+
+def leniently(predictions: Predictions, source: Asked) -> Predictions:
+    """With the truth of each picture the best of its guesses that is right, else the first right
+    class: so every metric of one truth counts any right guess."""
+    right = dict(zip(source.names, source.right, strict=True))
+    targets = [
+        next((guess for guess in guesses if guess in right[name]), right[name][0])
+        for name, guesses in zip(predictions.names, predictions.guesses.tolist(), strict=True)
+    ]
+    return replace(predictions, targets=np.array(targets, dtype=np.int64))
+
+
+class Masked(nn.Module):
+    """A model that may guess some classes only."""
+
+    def __init__(self, model: nn.Module, closed: Tensor) -> None:
+        super().__init__()
+        self.module = model  # the name under which labels and preprocessing are looked for
+        self.closed = closed
+
+    def forward(self, pixels: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
+        logits = self.module(pixels)
+        if logits.shape[-1] != len(self.closed):
+            return logits  # whoever asked says what is wrong with that
+        return logits.masked_fill(self.closed, -torch.inf)
+
+
+def masked(model: nn.Module, source: Asked) -> nn.Module:
+    """The model, asked for no other classes than may be guessed."""
+    if not source.only:
+        return model
+    order = class_order(classify.known_labels(model), source.labels) or range(CLASSES)
+    closed = torch.ones(CLASSES, dtype=torch.bool, device=next(model.parameters()).device)
+    closed[[order[number] for number in source.only]] = False
+    return Masked(model, closed)

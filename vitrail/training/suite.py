@@ -1,0 +1,79 @@
+"""Several data sets as one result: each one's score, the means of groups, and what is absent."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitrail.data.catalogue import data_folder
+from vitrail.data.vtab import GROUPS, lists_of, task_of
+from vitrail.runs import Run
+
+
+def several(
+    sources: Sequence[str], finals: Mapping[str, Sequence[Run]], absent: Mapping[str, str]
+) -> dict[str, Any]:
+    """The tasks in their order, means of groups and of all; each mean says of how many tasks."""
+    tasks = [task_row(source, finals.get(source, ()), absent.get(source, "")) for source in sources]
+    there = [task for task in tasks if not task["absent"]]
+    by_seed = list(zip(*(task["seeds"] for task in there), strict=True))
+    seeds = [
+        {"seed": i, "top1": statistics.fmean(row["top1"] for row in rows)}
+        for i, rows in enumerate(by_seed)
+    ]
+    means = [row["top1"] for row in seeds]
+    return {
+        "tasks": tasks,
+        "groups": [group_row(group, tasks) for group in GROUPS if of_group(group, tasks)],
+        "seeds": seeds,
+        "mean": statistics.fmean(means),
+        "std": statistics.stdev(means) if len(means) > 1 else None,
+        "n": sum(task["n"] for task in there),
+        "present": len(there),
+        "absent": [task["data"] for task in tasks if task["absent"]],
+    }
+
+
+def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
+    """One data set's name, place and scores; `absent` says why there are none."""
+    task = task_of(source)
+    return {
+        "data": source,
+        "title": source if task is None else task.title,
+        "group": None if task is None else task.group,
+        # Whether its images are the benchmark's own; None where nothing was drawn.
+        "lists": None if task is None or absent else lists_of(source, data_folder()) is not None,
+        "absent": absent,
+        **summary(finals),
+    }
+
+
+def summary(finals: Sequence[Run]) -> dict[str, Any]:
+    """Every seed, mean and standard deviation on test."""
+    tested = [run.evaluation("test") for run in finals]
+    scores = [result["top1"] for result in tested if result]
+    return {
+        "seeds": [
+            {"seed": i, "top1": r.get("top1"), "n": r.get("n"), "run": str(run.folder)}
+            for i, (run, r) in enumerate(zip(finals, tested, strict=True))
+        ],
+        "mean": statistics.fmean(scores) if scores else None,
+        "std": statistics.stdev(scores) if len(scores) > 1 else None,
+        "n": tested[0].get("n") if tested else None,
+    }
+
+
+def of_group(group: str, tasks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The tasks of a group."""
+    return [task for task in tasks if task["group"] == group]
+
+
+def group_row(group: str, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A group's mean over the tasks that are there, and how many they are."""
+    members = of_group(group, tasks)
+    scores = [task["mean"] for task in members if task["mean"] is not None]
+    return {
+        "group": group,
+        "tasks": len(members),
+        "present": len(scores),
+        "mean": statistics.fmean(scores) if scores else None,
+    }
