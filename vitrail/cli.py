@@ -243,6 +243,48 @@ def evaluate(
 
 
 @main.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--sizes", default="", help="Pixels, as 64,128,224,384,512; else each model's own.")
+@click.option("--batches", default="", help="Batch sizes, as 1,64; else 1, 2, 4 … to the peak.")
+@click.option("--train", is_flag=True, help="Forward and backward in place of forward alone.")
+@click.option("--peers", is_flag=True, help="timm's model of the same name beside ours.")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="auto: bfloat16 where a GPU has it.",
+)
+@click.option("--seconds", default=20.0, show_default=True, help="For one model at one size.")
+@click.option("--memory", default=0.0, help="GiB a CPU may use; by default half of what is free.")
+@DEVICE
+@AS_JSON
+def benchmark(
+    models: tuple[str, ...], sizes: str, batches: str, as_json: bool, **options: Any
+) -> None:
+    """Images per second, latency, memory, largest batch, GMACs.
+
+    A variant's name, as B/16, is built fresh; any other MODEL is loaded.
+    """
+    from vitrail.benchmarking.benchmark import benchmark, show
+
+    options["sizes"] = parse_numbers("--sizes", sizes)
+    options["batches"] = parse_numbers("--batches", batches)
+    result = benchmark(models, **options)
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        show(result)
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
+    """`64,128`."""
+    if not re.fullmatch(r"\s*(\d+(\s*,\s*\d+)*)?\s*", text):
+        raise VitrailError(f"{option} {text}: expected whole numbers, as 64,128")
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+@main.command()
 @click.argument("source", metavar="SRC")
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option(

@@ -22,6 +22,7 @@ MOST_DRAWN = 6000
 """Points of all runs together in one drawing."""
 SIZE = (290, 205)
 DASHES = ("-", "--", ":", "-.")
+COSTS = ("exaflops", "device_days", "energy_joules", "peak_memory_bytes")
 CURVES = (
     ("Top-1 on val", "val", "top1", 100.0, " %"),
     ("Loss on val", "val", "loss", 1.0, ""),
@@ -154,6 +155,7 @@ def overlaid(
 def result_row(one: Group) -> dict[str, object]:
     """A group's line in the table of results; several seeds as mean and standard deviation."""
     results = one.results
+    costs = [cost_of(run) for run in one.runs]
     n = min((result.n for result in results), default=0)
     return {
         "group": one,
@@ -170,7 +172,14 @@ def result_row(one: Group) -> dict[str, object]:
         "time": duration(average([run.info.number("seconds") for run in one.runs])),
         "parameters": one.runs[0].info.fields("model").number("parameters"),
         "gmacs": one.runs[0].info.fields("model").number("gmacs"),
+        "cost": {name: average(cost[name] for cost in costs) for name in COSTS},
+        "costs": costs,
     }
+
+
+def cost_of(run: Run) -> dict[str, float]:
+    """What a run cost; NaN where it does not say."""
+    return {name: run.info.fields("cost").number(name) for name in COSTS}
 
 
 def average(values: Iterable[float]) -> float:

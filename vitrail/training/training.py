@@ -23,7 +23,7 @@ from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
 from vitrail.runs import Run
 from vitrail.settings import to_flat
-from vitrail.training import checkpoint, optimiser
+from vitrail.training import checkpoint, cost, optimiser
 from vitrail.training.averaging import Average
 from vitrail.training.building import build_model, length_of, resolve
 from vitrail.training.checkpoint import Learner
@@ -119,6 +119,7 @@ class Training:
 
     def fit(self, model: Classifier, length: Length, signals: Signals) -> Loop:
         """The loop, from the beginning or from the last checkpoint, to its end."""
+        meter = cost.start(self.run, self.where, self.config, self.data, model)
         feed = features_for if self.config.train.freeze else images_for
         material = feed(model, self.data, self.config, self.where)
         learner = self.learner(material.trained)
@@ -134,10 +135,12 @@ class Training:
             oversight.keep = keep
             oversight.done = length.done(loop.counters)
             oversight.flops_per_image = self.flops(model)
+            oversight.cost = meter.read
             if not loop.counters.stopped_early and oversight.done < 1:
                 loop.run(material.batches(loop.counters.step), oversight)
         self.run.update(
-            data={**self.run.info().get("data", {}), "broken": sorted(oversight.broken.items())}
+            data={**self.run.info().get("data", {}), "broken": sorted(oversight.broken.items())},
+            cost=meter.read(loop.counters.step),
         )
         if not signals.asked and (self.config.train.keep == "last" or loop.counters.best is None):
             if learner.average is None:
