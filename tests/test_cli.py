@@ -115,6 +115,7 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["train", "digits/vit", "--device", "abacus"], "--device abacus"),
         (["sweep", "digits/vit"], "nothing to try"),
         (["data", "flower_photo"], "did you mean 'flower_photos'"),
+        (["data", "digits", "--filtered", "x.txt"], "need --duplicates or --against DATA"),
         (["evaluate", "{weights}", "digits"], "this model has no preprocessing"),
         (["benchmark", "no-such-model"], "neither a file nor a published name"),
         (["benchmark", "Ti/16", "--sizes", "big"], "--sizes big: expected whole numbers"),

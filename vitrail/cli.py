@@ -103,7 +103,9 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 @SETTINGS
 @click.option("--check", is_flag=True, help="Decode every picture; list what is broken and why.")
 @click.option("--duplicates", is_flag=True, help="Find equal and nearly equal pictures.")
-@click.option("--against", metavar="DATA", default="", help="Find duplicates in another data set.")
+@click.option("--against", metavar="DATA", multiple=True, help="Find what comes back elsewhere.")
+@click.option("--report", metavar="FILE", default="", help="A page with counts and pictures of it.")
+@click.option("--filtered", metavar="FILE", default="", help="Names of train that do not.")
 @click.option("--sheet", is_flag=True, help="Write a sheet of pictures, NAME-sheet.jpg.")
 @click.option("--pack", metavar="DST", default="", help="Decode once, into a memory-mapped store.")
 @click.option("--split", is_flag=True, help="List which picture belongs to which part.")
@@ -138,10 +140,13 @@ def show_data(found: dict[str, Any]) -> None:
     show(found["check"])
     if "duplicates" in found:
         click.echo("\n".join(found["duplicates"].lines()))
+    if "kept" in found:
+        click.echo(f"kept   {found['kept']:,} of train, {found['removed']:,} come back elsewhere")
     for name, reason in found.get("pack", ()):
         click.echo(f"left out  {name}: {reason}")
-    if "sheet" in found:
-        click.echo(f"sheet  {found['sheet']}")
+    for what in ("report", "filtered", "sheet"):
+        if what in found:
+            click.echo(f"{what}  {found[what]}")
 
 
 @main.command()

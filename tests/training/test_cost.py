@@ -1,15 +1,17 @@
 """The paper's rule, and a meter that adds up over sittings."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from vitrail import create, save
 from vitrail.commands import train
 from vitrail.training.cost import DAY, Meter, earlier, exaflops
 from vitrail.training.devices import Devices
-from vitrail.training.instruments import energy, largest_size, peak_memory, reset_peak
+from vitrail.training.instruments import counted, energy, largest_size, peak_memory, reset_peak
 from vitrail.weights.listing import COSTS
 
 GMACS = {
@@ -125,9 +127,10 @@ def test_every_run_says_what_it_cost_and_a_resumed_one_all_of_it(tmp_path):
 
 
 def test_a_frozen_run_counts_its_features(tmp_path):
-    begun = train("digits/vit", ["train.steps=1", *SHORT], out=tmp_path / "begun", device="cpu")
-    settings = [f"model.init={begun.weights}", "train.freeze=true", "train.steps=2", *SHORT[4:]]
-    info = train("digits/vit", settings, out=tmp_path / "probe", device="cpu").info()
+    save(create("Ti/4", classes=10, size=8, depth=1), tmp_path / "begun.safetensors")
+    settings = [f"model.init={tmp_path / 'begun.safetensors'}", "train.freeze=true", "data.size=8"]
+    settings += ["data.source=digits", "data.crop=0", "train.steps=2", *SHORT[4:]]
+    info = train("finetune/folder", settings, out=tmp_path / "probe", device="cpu").info()
     seen = info["data"]["train"] + info["data"]["val"]
     forward = exaflops(info["model"]["gmacs"], seen) / 3
     assert forward < info["cost"]["exaflops"] < 1.05 * forward
@@ -147,3 +150,29 @@ def test_the_peak_of_memory_is_that_since_it_was_reset():
 
 def test_a_cpu_tells_no_energy():
     assert energy(CPU.device) is None
+
+
+def driver(refusal: int = 0) -> SimpleNamespace:
+    """A management library with one GPU, which may refuse to count."""
+
+    def handle_of(name, handle) -> int:
+        handle._obj.value = 7
+        return 0 if name == b"GPU-1234" else 6
+
+    def energy_of(handle, millijoules) -> int:
+        millijoules._obj.value = 2500 * handle.value
+        return refusal
+
+    return SimpleNamespace(
+        nvmlDeviceGetHandleByUUID=handle_of, nvmlDeviceGetTotalEnergyConsumption=energy_of
+    )
+
+
+@pytest.mark.parametrize("uuid", ["1234", "GPU-1234"])
+def test_the_drivers_millijoules_are_joules(uuid):
+    assert counted(driver(), uuid) == 17.5
+
+
+def test_a_driver_that_does_not_count_is_not_guessed_for():
+    assert counted(driver(refusal=3), "1234") is None
+    assert counted(driver(), "5678") is None

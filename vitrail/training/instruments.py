@@ -5,6 +5,7 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,9 @@ def reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):
+        # What is free but was not given back to the system would hide the next rise.
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
@@ -51,8 +54,13 @@ def energy(device: torch.device) -> float | None:
     library = driver() if device.type == "cuda" else None
     if library is None:
         return None
-    name = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return counted(library, str(torch.cuda.get_device_properties(device).uuid))
+
+
+def counted(library: Any, uuid: str) -> float | None:
+    """Joules of the GPU with that number; every answer but zero is a refusal."""
     handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    name = f"GPU-{uuid.removeprefix('GPU-')}"
     if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)):
         return None
     if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)):
