@@ -10,7 +10,7 @@ import torch
 import vitrail
 from tests.models import small
 from vitrail.benchmarking import measuring
-from vitrail.benchmarking.benchmark import GIB, Options, benchmark, budget, show
+from vitrail.benchmarking.benchmark import GIB, Options, benchmark, free_gib, show
 from vitrail.benchmarking.measuring import (
     LIMIT,
     Timing,
@@ -165,9 +165,27 @@ def test_a_processor_stays_within_its_budget(monkeypatch):
     assert extrapolated_batch(found[:1], most_bytes=700) == (None, "unknown")
 
 
-def test_the_budget_is_half_of_what_is_free_or_what_is_given():
-    assert budget(Options(memory=2.0)) == 2 * GIB
-    assert 0 < budget(Options()) < 4096 * GIB
+def test_a_batch_beyond_the_budget_is_refused_before_it_is_tried(monkeypatch):
+    peaks = iter([100, 200])
+    monkeypatch.setattr(measuring, "peak_memory", lambda device: next(peaks))
+    work = hungry(1000)
+    with pytest.raises(FailureError, match=r"out of memory with 64 images .* within"):
+        timings(work, (64,), 60.0, most_bytes=700)
+    assert max(work.model.tried) == 2
+
+
+def test_the_budget_is_half_of_what_is_free_or_what_is_given(weights):
+    assert 0 < free_gib() < 4096
+    result = benchmark([weights], device="cpu", batches=(1,), seconds=0.1, memory=2.0)
+    assert result["memory_budget_bytes"] == 2 * GIB
+    assert [one["batch"] for one in result["batches"]] == [1]
+
+
+def test_several_processes_are_refused(weights, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    with pytest.raises(VitrailError, match="without torchrun"):
+        benchmark([weights], **QUICK)
 
 
 @pytest.mark.parametrize(

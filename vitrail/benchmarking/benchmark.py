@@ -1,7 +1,7 @@
 """`vitrail benchmark`: speed, latency, memory and largest batch of any list of models."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +28,8 @@ from vitrail.weights.listing import count
 from vitrail.weights.loading import load
 
 GIB = 1 << 30
-FALLBACK = 4.0
-"""GiB to use where the system does not say how much memory is free."""
+FALLBACK = 8.0
+"""GiB taken for free where the system does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,10 @@ def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
     wanted = Options(**options)
     if not models:
         raise VitrailError("no model to measure; name a variant such as B/16, or any MODEL")
+    wanted = replace(wanted, memory=wanted.memory or free_gib() / 2)
     with devices(wanted.device, wanted.precision) as where:
+        if where.world > 1:
+            raise VitrailError("a benchmark measures one device; run it without torchrun")
         about = {
             "device": str(where.device),
             "precision": str(where.precision).removeprefix("torch."),
@@ -78,7 +81,7 @@ def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
             "mode": "training" if wanted.train else "inference",
-            "memory_budget_bytes": budget(wanted) if where.device.type == "cpu" else None,
+            "memory_budget_bytes": int(wanted.memory * GIB) if where.device.type == "cpu" else None,
         }
         rows = []
         cases = [(model, size) for model in models for size in wanted.sizes or (None,)]
@@ -98,10 +101,11 @@ def measure(model: str | Path, size: int | None, where: Devices, wanted: Options
     work = Work(built, where, (a.channels, *a.size), wanted.train).prepared()
     on_cpu = where.device.type == "cpu"
     reset_peak(where.device)
-    most = peak_memory(where.device) + budget(wanted) if on_cpu else 0
+    most = peak_memory(where.device) + int(wanted.memory * GIB) if on_cpu else 0
     found = timings(work, wanted.batches, wanted.seconds, most)
-    best = max(found, key=lambda one: one.speed)
-    largest, by = (None, "unknown")
+    asked = [one for one in found if not wanted.batches or one.batch in wanted.batches]
+    best = max(asked, key=lambda one: one.speed)
+    largest, by = None, "unknown"
     if on_cpu:
         largest, by = extrapolated_batch(found, most)
     elif where.device.type == "cuda":
@@ -119,7 +123,7 @@ def measure(model: str | Path, size: int | None, where: Devices, wanted: Options
         "latency_ms": round(1000 * latency(work, wanted.seconds / 10), 3),
         "largest_batch": largest,
         "largest_batch_by": by,
-        "batches": [each(one) for one in found],
+        "batches": [each(one) for one in asked],
     }
     if wanted.peers:
         row["peer"] = beside_peer(work, a, best.batch, wanted.seconds / 4)
@@ -152,16 +156,14 @@ def is_variant(model: str) -> bool:
     return True
 
 
-def budget(wanted: Options) -> int:
-    """Bytes that a processor may use for a batch."""
-    if wanted.memory:
-        return int(wanted.memory * GIB)
+def free_gib() -> float:
+    """Memory that a processor could use now."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     free = next((line for line in lines if line.startswith("MemAvailable:")), "")
-    return 1024 * int(free.split()[1]) // 2 if free else int(FALLBACK * GIB)
+    return int(free.split()[1]) / 2**20 if free else FALLBACK
 
 
 def show(result: dict[str, Any]) -> None:

@@ -132,11 +132,13 @@ def timings(work: Work, batches: Sequence[int], seconds: float, most_bytes: int)
     """The speed at each of the batch sizes, or at doubled ones until that no longer helps.
 
     Ends early when the device is out of memory, when the next batch would take more than
-    `most_bytes` (0: no bound), or would not be done in what is left of the time.
+    `most_bytes` (0: no bound), or would not be done in what is left of the time. With a bound, 1
+    and 2 come first, to know what more will take.
     """
     found: list[Timing] = []
     end = time.perf_counter() + seconds
-    for batch in sorted(set(batches)) or doubled(1):
+    probes = {1, 2} if batches and most_bytes else set()
+    for batch in sorted({*batches, *probes}) or doubled(1):
         left = end - time.perf_counter()
         if found and most_bytes and expected_bytes(found, batch) > most_bytes:
             break
@@ -146,9 +148,10 @@ def timings(work: Work, batches: Sequence[int], seconds: float, most_bytes: int)
         if one is None:
             break
         found.append(one)
-    if not found:
+    if not found or (batches and found[-1].batch < min(batches)):
         many = f"{min(batches, default=1)} images at a time"
-        raise FailureError(f"out of memory with {many} on {work.where.hardware()}")
+        bound = f" within {most_bytes / 2**30:.1f} GiB" if most_bytes else ""
+        raise FailureError(f"out of memory with {many} on {work.where.hardware()}{bound}")
     return found
 
 
@@ -226,5 +229,5 @@ def extrapolated_batch(found: Sequence[Timing], most_bytes: int) -> tuple[int | 
     each = bytes_per_image(found)
     if not each:
         return None, "unknown"
-    room = most_bytes - found[-1].peak
-    return max(found[-1].batch, found[-1].batch + int(room / each)), "extrapolation"
+    room = max(0, most_bytes - found[-1].peak)
+    return min(LIMIT, found[-1].batch + int(room / each)), "extrapolation"

@@ -54,8 +54,9 @@ def beside_peer(work: Work, architecture: Architecture, batch: int, seconds: flo
         return None
     theirs, model = found
     other = Work(model, work.where, work.shape, work.train).prepared()
-    calls = [work.call(batch), other.call(batch)]
-    rounds = attempted(lambda: typical_seconds(calls, work.where, seconds))
+    rounds = attempted(
+        lambda: typical_seconds([work.call(batch), other.call(batch)], work.where, seconds)
+    )
     if rounds is None:
         return None
     return {

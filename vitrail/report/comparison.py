@@ -22,7 +22,7 @@ MOST_DRAWN = 6000
 """Points of all runs together in one drawing."""
 SIZE = (290, 205)
 DASHES = ("-", "--", ":", "-.")
-COSTS = ("exaflops", "device_days", "energy_joules", "peak_memory_bytes")
+COSTS = ("exaflops", "images_seen", "device_days", "energy_joules", "peak_memory_bytes")
 CURVES = (
     ("Top-1 on val", "val", "top1", 100.0, " %"),
     ("Loss on val", "val", "loss", 1.0, ""),
@@ -70,6 +70,7 @@ def page(runs: Sequence[Run]) -> str:
         n_runs=len(runs),
         charts={against: charts(groups, against) for against in ("step", "seconds")},
         results=[result_row(one) for one in groups],
+        costs=costs(groups),
         cautions=cautions(groups),
         settings=differing(groups),
         per_class=per_class(groups),
@@ -155,7 +156,6 @@ def overlaid(
 def result_row(one: Group) -> dict[str, object]:
     """A group's line in the table of results; several seeds as mean and standard deviation."""
     results = one.results
-    costs = [cost_of(run) for run in one.runs]
     n = min((result.n for result in results), default=0)
     return {
         "group": one,
@@ -172,14 +172,18 @@ def result_row(one: Group) -> dict[str, object]:
         "time": duration(average([run.info.number("seconds") for run in one.runs])),
         "parameters": one.runs[0].info.fields("model").number("parameters"),
         "gmacs": one.runs[0].info.fields("model").number("gmacs"),
-        "cost": {name: average(cost[name] for cost in costs) for name in COSTS},
-        "costs": costs,
     }
 
 
-def cost_of(run: Run) -> dict[str, float]:
-    """What a run cost; NaN where it does not say."""
-    return {name: run.info.fields("cost").number(name) for name in COSTS}
+def costs(groups: Sequence[Group]) -> list[tuple[Group, dict[str, float]]]:
+    """What a run of each group cost, NaN where none says; nothing where no run of any group does."""
+    told = [[run.info.fields("cost") for run in one.runs] for one in groups]
+    if not any(cost for runs in told for cost in runs):
+        return []
+    return [
+        (one, {name: average(cost.number(name) for cost in runs) for name in COSTS})
+        for one, runs in zip(groups, told, strict=True)
+    ]
 
 
 def average(values: Iterable[float]) -> float:
