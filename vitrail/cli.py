@@ -103,9 +103,11 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 @SETTINGS
 @click.option("--check", is_flag=True, help="Decode every picture; list what is broken and why.")
 @click.option("--duplicates", is_flag=True, help="Find equal and nearly equal pictures.")
-@click.option("--against", metavar="DATA", multiple=True, help="Find what comes back elsewhere.")
-@click.option("--report", metavar="FILE", default="", help="A page with counts and pictures of it.")
-@click.option("--filtered", metavar="FILE", default="", help="Names of train that do not.")
+@click.option(
+    "--against", metavar="DATA", multiple=True, help="Find what comes back there; repeatable."
+)
+@click.option("--report", metavar="FILE", default="", help="Write a page about duplicates.")
+@click.option("--filtered", metavar="FILE", default="", help="List what of train does not leak.")
 @click.option("--sheet", is_flag=True, help="Write a sheet of pictures, NAME-sheet.jpg.")
 @click.option("--pack", metavar="DST", default="", help="Decode once, into a memory-mapped store.")
 @click.option("--split", is_flag=True, help="List which picture belongs to which part.")

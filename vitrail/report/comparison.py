@@ -176,7 +176,7 @@ def result_row(one: Group) -> dict[str, object]:
 
 
 def costs(groups: Sequence[Group]) -> list[tuple[Group, dict[str, float]]]:
-    """What a run of each group cost, NaN where none says; nothing where no run of any group does."""
+    """What a run of each group cost, NaN where none of its runs says; empty where no run does."""
     told = [[run.info.fields("cost") for run in one.runs] for one in groups]
     if not any(cost for runs in told for cost in runs):
         return []
