@@ -32,6 +32,7 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
         "train",
         "sweep",
         "evaluate",
+        "benchmark",
         "convert",
         "report",
         "runs",
@@ -41,7 +42,7 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
 
 def test_help_and_models_do_not_import_torch():
     verbs = ("demo", "models", "data", "config", "train", "sweep", "evaluate", "convert", "report")
-    helps = [f"['{verb}', '--help']" for verb in (*verbs, "runs")]
+    helps = [f"['{verb}', '--help']" for verb in (*verbs, "benchmark", "runs")]
     calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
     code = "import sys\nfrom vitrail.cli import main\n"
     for call in calls:
@@ -114,7 +115,11 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["train", "digits/vit", "--device", "abacus"], "--device abacus"),
         (["sweep", "digits/vit"], "nothing to try"),
         (["data", "flower_photo"], "did you mean 'flower_photos'"),
+        (["data", "digits", "--filtered", "x.txt"], "need --duplicates or --against DATA"),
         (["evaluate", "{weights}", "digits"], "this model has no preprocessing"),
+        (["benchmark", "no-such-model"], "neither a file nor a published name"),
+        (["benchmark", "Ti/16", "--sizes", "big"], "--sizes big: expected whole numbers"),
+        (["benchmark", "Ti/16", "--batches", "0"], "--batches 0: expected"),
         (["report", "no-run"], "no-run is no run folder"),
         (["runs", "no-runs"], "no runs below no-runs"),
     ],

@@ -13,9 +13,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import vitrail
+from tests.data.gallery import scene
 from tests.models import small
 from vitrail.cli import main
 from vitrail.commands import Wishes, compare, look_at_data, report, sweep
+from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
@@ -333,6 +335,36 @@ def test_data_is_counted_checked_split_packed_and_shown(photos, tmp_path, monkey
     assert sum(len(names) for names in found["split"].values()) == 61
     packed = look_at_data("store", Wishes())
     assert sum(part.total for part in packed["check"].parts) == 60
+
+
+def test_what_comes_back_in_a_test_set_is_named_listed_and_left_out(tmp_path):
+    large, held = tmp_path / "large", tmp_path / "held"
+    for folder, seeds in ((large, range(12)), (held, (3, 8, 20))):
+        for seed in seeds:
+            place = folder / ("odd" if seed % 2 else "even")
+            place.mkdir(parents=True, exist_ok=True)
+            scene(seed).save(place / f"{seed}.png")
+    other = tmp_path / "other" / "test"
+    for name in ("a", "b"):
+        (other / name).mkdir(parents=True)
+        scene(5 if name == "a" else 30).resize((100, 75)).save(other / name / "1.jpg")
+    wishes = Wishes(
+        against=(str(held), str(tmp_path / "other")),
+        report=str(tmp_path / "page.html"),
+        filtered=str(tmp_path / "kept.txt"),
+        pack=str(tmp_path / "store"),
+    )
+    found = look_at_data(large, wishes, {"data.val": 0.0, "data.test": 0.0})
+    gone = ["even/8.png", "odd/3.png", "odd/5.png"]
+    assert (found["kept"], found["removed"]) == (9, 3)
+    assert sorted(name for name, _ in found["pack"]) == gone
+    assert dict(found["pack"])["odd/5.png"] == "comes back in test of other as a/1.jpg"
+    kept = (tmp_path / "kept.txt").read_text().splitlines()
+    assert len(kept) == 9
+    assert not set(kept) & set(gone)
+    store = open_data(tmp_path / "store", val=0.0, test=0.0)
+    assert list(store.part("train").names) == kept
+    assert "test of other" in (tmp_path / "page.html").read_text()
 
 
 def test_a_store_trains_to_the_same_weights_as_its_folder(photos, tmp_path):

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 PUBLIC = {
     "Classifier": "vitrail.model",
     "VitrailError": "vitrail.errors",
+    "benchmark": "vitrail.benchmarking.benchmark",
     "convert": "vitrail.weights.converting",
     "create": "vitrail.model",
     "evaluate": "vitrail.commands",

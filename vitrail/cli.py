@@ -103,7 +103,11 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 @SETTINGS
 @click.option("--check", is_flag=True, help="Decode every picture; list what is broken and why.")
 @click.option("--duplicates", is_flag=True, help="Find equal and nearly equal pictures.")
-@click.option("--against", metavar="DATA", default="", help="Find duplicates in another data set.")
+@click.option(
+    "--against", metavar="DATA", multiple=True, help="Find what comes back there; repeatable."
+)
+@click.option("--report", metavar="FILE", default="", help="Write a page about duplicates.")
+@click.option("--filtered", metavar="FILE", default="", help="List what of train does not leak.")
 @click.option("--sheet", is_flag=True, help="Write a sheet of pictures, NAME-sheet.jpg.")
 @click.option("--pack", metavar="DST", default="", help="Decode once, into a memory-mapped store.")
 @click.option("--split", is_flag=True, help="List which picture belongs to which part.")
@@ -132,17 +136,19 @@ def show_data(found: dict[str, Any], table: bool) -> None:
     """What `vitrail data` found, for a terminal."""
     from vitrail.data.checking import show
 
-    if "split" in found:
-        for part, names in found["split"].items():
-            click.echo("\n".join(f"{part}\t{name}" for name in names))
+    for part, names in found.get("split", {}).items():
+        click.echo("\n".join(f"{part}\t{name}" for name in names))
     if table:
         show(found["check"])
     if "duplicates" in found:
         click.echo("\n".join(found["duplicates"].lines()))
+    if "kept" in found:
+        click.echo(f"kept   {found['kept']:,} of train, {found['removed']:,} come back elsewhere")
     for name, reason in found.get("pack", ()):
         click.echo(f"left out  {name}: {reason}")
-    if "sheet" in found:
-        click.echo(f"sheet  {found['sheet']}")
+    for what in ("report", "filtered", "sheet"):
+        if what in found:
+            click.echo(f"{what}  {found[what]}")
 
 
 @main.command()
@@ -282,7 +288,7 @@ def fewshot(
     from vitrail.console import is_main
     from vitrail.evaluation.presentation import show_fewshot
 
-    whole, numbers = parse_numbers("--shots", shots, int), parse_numbers("--ridge", ridge, float)
+    whole, numbers = parse_numbers("--shots", shots), parse_numbers("--ridge", ridge, float)
     result = fewshot(model, data, shots=whole, seeds=seeds, ridges=numbers, **options)
     if not is_main():
         return
@@ -292,10 +298,45 @@ def fewshot(
         show_fewshot(result)
 
 
-def parse_numbers(option: str, text: str, kind: type[Any]) -> list[Any]:
-    """`1,5,10`."""
+@main.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--sizes", default="", help="Pixels, as 64,128,224,384,512; else each model's own.")
+@click.option("--batches", default="", help="Batch sizes, as 1,64; else 1, 2, 4 … to the peak.")
+@click.option("--train", is_flag=True, help="Forward and backward in place of forward alone.")
+@click.option("--peers", is_flag=True, help="timm's model of the same name beside ours.")
+@click.option(
+    "--precision",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="auto: bfloat16 where a GPU has it.",
+)
+@click.option("--seconds", default=20.0, show_default=True, help="For one model at one size.")
+@click.option("--memory", default=0.0, help="GiB a CPU may use; by default half of what is free.")
+@DEVICE
+@AS_JSON
+def benchmark(
+    models: tuple[str, ...], sizes: str, batches: str, as_json: bool, **options: Any
+) -> None:
+    """Images per second, latency, memory, largest batch, GMACs.
+
+    A variant's name, as B/16, is built fresh; any other MODEL is loaded.
+    """
+    from vitrail.benchmarking.benchmark import benchmark, show
+
+    options["sizes"] = parse_numbers("--sizes", sizes)
+    options["batches"] = parse_numbers("--batches", batches)
+    result = benchmark(models, **options)
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        show(result)
+
+
+def parse_numbers(option: str, text: str, kind: type[Any] = int) -> tuple[Any, ...]:
+    """`64,128`; nothing gives none."""
     try:
-        return [kind(word) for word in text.split(",")]
+        return tuple(kind(word) for word in text.split(",") if text.strip())
     except ValueError:
         raise VitrailError(f"{option} {text}: expected numbers, as 1,5,10") from None
 

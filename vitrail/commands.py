@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from vitrail.config import Config
 from vitrail.console import count_progress, duration, is_main, say
 from vitrail.data import checking, duplicates
 from vitrail.data.catalogue import CATALOGUE
-from vitrail.data.opening import open_data
+from vitrail.data.opening import as_brought, open_data
 from vitrail.data.sheet import sheet as contact_sheet
-from vitrail.data.source import Source
+from vitrail.data.source import Data, Source
 from vitrail.data.store import pack_data
 from vitrail.data.vtab import task_of
 from vitrail.errors import VitrailError, did_you_mean
@@ -22,6 +22,7 @@ from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import extract, kept_features
 from vitrail.model import Classifier
 from vitrail.report import comparison, page, sweeps
+from vitrail.report import duplicates as duplicates_page
 from vitrail.runs import Run
 from vitrail.settings import build, changed, find, parse, put, read, recipes
 from vitrail.settings import load as load_settings
@@ -304,11 +305,15 @@ class Wishes:
     check: bool = False
     """Decode every picture."""
     duplicates: bool = False
-    against: str = ""
-    """Another DATA to look for duplicates in."""
+    against: tuple[str, ...] = ()
+    """Other DATA to look for duplicates in."""
+    report: str = ""
+    """Where a page about the duplicates goes."""
+    filtered: str = ""
+    """Where the names of train go that do not come back elsewhere."""
     sheet: bool = False
     pack: str = ""
-    """Where the store goes."""
+    """Where the store goes; without what comes back in the other DATA."""
     split: bool = False
     workers: int = 0
 
@@ -319,6 +324,8 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
     values: dict[str, Any] = {}
     for name, value in [("data.source", str(what)), *pairs]:
         put(values, name, value)
+    if (wishes.report or wishes.filtered) and not (wishes.duplicates or wishes.against):
+        raise VitrailError("--report and --filtered need --duplicates or --against DATA")
     data = training.open_parts(build(values))
     result: dict[str, Any] = {}
     with count_progress(f"reading {data.name}") as advance:
@@ -327,19 +334,42 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
         else:
             result["check"] = checking.describe(data)
         if wishes.duplicates or wishes.against:
-            other = open_data(wishes.against) if wishes.against else None
             result["duplicates"] = duplicates.find(
-                data, against=other, workers=wishes.workers, progress=advance
+                data,
+                against=[as_brought(other) for other in wishes.against],
+                inside=wishes.duplicates,
+                workers=wishes.workers,
+                progress=advance,
             )
-    if wishes.pack:
-        with count_progress(f"packing {data.name}") as advance:
-            result["pack"] = pack_data(data, Path(wishes.pack), progress=advance)
+    result |= kept_of(data, wishes, result.get("duplicates"))
     if wishes.sheet:
         target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
         contact_sheet(data.part("train")).save(target, quality=88)
         result["sheet"] = str(target)
     if wishes.split:
         result["split"] = {name: list(part.names) for name, part in data.parts.items()}
+    return result
+
+
+def kept_of(data: Data, wishes: Wishes, found: duplicates.Duplicates | None) -> dict[str, Any]:
+    """What is written of a data set once it is known what lies in it twice."""
+    result: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    if found is not None and wishes.report:
+        result["report"] = str(duplicates_page.write(found, Path(wishes.report)))
+    if found is not None and (wishes.filtered or wishes.against):
+        kept, _ = duplicates.without(data, found)
+        left_out = duplicates.reasons(found)
+        result["kept"], result["removed"] = len(kept.targets), len(left_out)
+        if wishes.filtered:
+            runs.write_text(Path(wishes.filtered), "".join(f"{name}\n" for name in kept.names))
+            result["filtered"] = wishes.filtered
+        if wishes.against:
+            data = replace(data, train=kept)
+    if wishes.pack:
+        with count_progress(f"packing {data.name}") as advance:
+            broken = pack_data(data, Path(wishes.pack), progress=advance)
+        result["pack"] = [*broken, *(left_out.items() if wishes.against else ())]
     return result
 
 

@@ -72,6 +72,9 @@ class Data:
     subset: int = 0
     """Learn from so many images only, drawn at random by the seed; smaller draws lie within larger
     ones. 0 takes all."""
+    only: str = ""
+    """A file that names the pictures to learn from, one to a line, as `vitrail data --against …
+    --filtered` writes it; empty takes all."""
     sampling: Literal["uniform", "balanced"] = "uniform"
     """balanced draws every class equally often, however uneven the folders."""
 

@@ -1,7 +1,7 @@
 """The run folder: everything about one run, readable by people and by every other verb.
 
 config.toml        the resolved settings; itself a recipe
-run.json           command, commit, versions, hardware, seed, times, status, best score
+run.json           command, commit, versions, hardware, seed, times, status, cost, best score
 metrics.jsonl      one JSON object per event: the only source of curves
 log.txt            what the terminal said
 model.safetensors  the weights that were kept, with classes and preprocessing

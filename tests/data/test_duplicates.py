@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from tests.data.gallery import Gallery, gallery, scene
-from vitrail.data.duplicates import Pair, find, groups, pairs, without
+from vitrail.data.duplicates import Pair, find, groups, pairs, reasons, without
 from vitrail.data.fingerprints import fingerprints
 from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
@@ -123,17 +123,36 @@ def test_nothing_is_removed_where_nothing_leaks():
     assert clean.names == data.part("train").names
 
 
-def test_another_data_set_is_compared_with_every_part():
-    data = Data(name="large", train=part(scene(0), scene(1), scene(2)))
-    other = Data(name="small", train=part(scene(2)), test=part(scene(7), scene(1), target=1))
-    found = find(data, against=other)
+def test_other_data_sets_are_compared_by_what_they_hold_out():
+    data = Data(name="large", train=part(scene(0), scene(1), scene(2), scene(3)))
+    small = Data(name="small", train=part(scene(2)), test=part(scene(7), scene(1), target=1))
+    plain = Data(name="plain", train=part(jpeg(scene(3), 60)))
+    found = find(data, against=[small, plain], inside=False)
     told = {(one.first, one.second): (one.leak, named(one.pairs)) for one in found.sections}
-    assert told[("train", "test of small")] == (True, [("picture 1", "picture 1", "exact")])
-    assert told[("train", "train of small")] == (False, [("picture 2", "picture 0", "exact")])
-    assert found.sections[0].second == "test of small"
+    assert told == {
+        ("train", "test of small"): (True, [("picture 1", "picture 1", "exact")]),
+        ("train", "train of plain"): (True, [("picture 3", "picture 0", "near")]),
+    }
     # Classes of another data set are others, even by the same number.
     assert found.sections[0].conflicts == ()
-    assert without(data, found)[1] == ("picture 1",)
+    assert without(data, found)[1] == ("picture 1", "picture 3")
+    assert reasons(found) == {
+        "picture 1": "comes back in test of small as picture 1",
+        "picture 3": "comes back in train of plain as picture 0",
+    }
+
+
+def test_inside_and_against_are_asked_for_apart():
+    data = Data(name="large", train=part(scene(0), scene(0)), test=part(scene(1)))
+    other = Data(name="small", test=part(scene(2)))
+    assert find(data, against=[other], inside=False).lines() == [
+        "no picture of large comes back in test of small"
+    ]
+    both = find(data, against=[other])
+    assert [(one.first, one.second) for one in both.sections] == [
+        *(("train", "test of small"), ("train", "test")),
+        *(("test", "test of small"), ("train", "train"), ("test", "test")),
+    ]
 
 
 def test_one_picture_in_two_classes_is_pointed_out():
@@ -183,8 +202,8 @@ def test_all_of_it_can_be_written_as_json():
 def test_progress_counts_every_picture_once():
     steps: list[int] = []
     data = Data(name="photos", train=part(scene(0), scene(1)), test=part(scene(2)))
-    find(data, against=data, progress=steps.append)
-    assert sum(steps) == 6
+    find(data, against=[data], progress=steps.append)
+    assert sum(steps) == 4  # of the other, its test part alone
 
 
 def test_groups_join_what_is_alike_through_others():

@@ -8,7 +8,9 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from tests.data.gallery import gallery, scene
+from vitrail.data import fingerprints as module
 from vitrail.data.fingerprints import fingerprint, fingerprints, hashes, is_flat, views
+from vitrail.errors import FailureError
 
 
 def file_of(image: Image.Image, kind: str, **options) -> Image.Image:
@@ -87,3 +89,24 @@ def test_pictures_of_almost_one_colour_are_flat():
     noise = np.clip(250 + 3 * generator.standard_normal((64, 64, 3)), 0, 255).astype(np.uint8)
     prints = [thumbnail(Image.fromarray(noise)), thumbnail(scene(0))]
     assert is_flat(np.concatenate(prints)).tolist() == [True, False]
+
+
+def test_very_many_thumbnails_lie_in_a_file_and_are_the_same(monkeypatch, tmp_path):
+    pictures = gallery([scene(0), None, scene(1), scene(2)])
+    here = fingerprints(pictures)
+    monkeypatch.setattr(module, "IN_MEMORY", 3)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    there = fingerprints(pictures)
+    assert isinstance(there.thumbnails.base.base, np.memmap)
+    assert list(tmp_path.iterdir()) == []
+    for name in ("indices", "digests", "thumbnails"):
+        assert np.array_equal(getattr(here, name), getattr(there, name))
+    assert here.broken == there.broken
+
+
+def test_a_disk_that_cannot_hold_them_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "IN_MEMORY", 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(FailureError, match=r"fingerprints of 1 pictures.*TMPDIR"):
+        fingerprints(gallery([scene(0)]))

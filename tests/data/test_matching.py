@@ -1,5 +1,7 @@
 """Pairs of rows, within one set and across two."""
 
+import tracemalloc
+
 import numpy as np
 from PIL import Image
 
@@ -77,6 +79,29 @@ def test_beyond_a_limit_every_picture_is_still_named(monkeypatch):
     assert len(limited) < 200
     assert set(limited) < set(everything)
     assert {row for i, j, _ in limited for row in (i, j)} == set(range(30))
+
+
+def test_many_pictures_are_searched_in_little_more_memory_than_their_fingerprints():
+    """A million against a million: benchmarks/duplicates.py."""
+    chance = np.random.default_rng(0)
+    sets = []
+    for _ in range(2):
+        thumbnails = chance.integers(0, 256, (60_000, 256), dtype=np.uint8)
+        digests = chance.integers(0, 256, (60_000, 16), dtype=np.uint8)
+        sets.append(Fingerprints(gallery([]), np.arange(60_000), digests, thumbnails))
+    a, b = sets
+    b.thumbnails[:50] = a.thumbnails[100:150] ^ 1
+    b.digests[50:60] = a.digests[:10]
+    tracemalloc.start()
+    found = matched(a, b)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == [
+        *((i, i + 50, True) for i in range(10)),
+        *((i + 100, i, False) for i in range(50)),
+    ]
+    # Their own 34 MB are not counted; all pairs at a byte each would take 3.6 GB.
+    assert peak < 150e6
 
 
 def test_empty_sets_have_no_pairs():

@@ -59,6 +59,20 @@ def test_the_same_pictures_are_held_out_of_a_folder_of_shards_and_of_a_store(tmp
     assert [first] * 2 == others
 
 
+def test_a_list_of_names_says_what_train_keeps(tmp_path):
+    write_classes(tmp_path / "photos", {"a": 40, "b": 60})
+    whole = open_data("photos")
+    names = list(whole.part("train").names)
+    (tmp_path / "kept.txt").write_text("".join(f"{name}\n" for name in names[::2]))
+    some = open_data("photos", only="kept.txt")
+    assert list(some.part("train").names) == names[::2]
+    assert list(some.part("test").names) == list(whole.part("test").names)
+    assert counts(open_data("photos", only="kept.txt", subset=5))["train"] == 5
+    (tmp_path / "strangers.txt").write_text("c/1.png\n")
+    assert "names no picture of train" in failure("photos", only="strangers.txt")
+    assert "cannot read the names in nowhere.txt" in failure("photos", only="nowhere.txt")
+
+
 def test_a_subset_is_drawn_from_what_is_left_to_train_on(tmp_path):
     write_classes(tmp_path / "photos", {"a": 40, "b": 60})
     whole = open_data("photos", split="stratified")

@@ -44,6 +44,9 @@ def test_results_settings_and_classes_stand_side_by_side(tmp_path):
         *(f"{100 * vit['top5']:.1f} %", f"{vit['macro_f1']:.3f}", "0.023"),
         *("13 min", "5,525,381", "1.26"),
     ]
+    assert page.row("vit", column=1, after=1)[2:] == [
+        *("1.93 petaFLOPs", "256,000", "0.00873", "250 Wh", "3 GiB")
+    ]
     assert page.row("model.variant") == ["model.variant", "Ti/16", "ResNet50"]
     assert page.row("optim.lr") == ["optim.lr", "0.03", "0.01"]
     shown = [row[0] for row in page.rows if row]
@@ -85,6 +88,20 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
     recall = [read_result(folder)["per_class"][0]["recall"] for folder in vits]
     assert page.row("daisy")[3] == f"{mean(recall):.3f}"
     assert page.row("accuracy")[2] == f"{mean(top1):.3f} ± {stdev(top1):.3f}"
+
+
+def test_costs_are_those_of_one_run_and_blank_where_unknown(tmp_path):
+    cost = {"exaflops": 1.0, "device_days": 1.0, "energy_joules": 10.0, "peak_memory_bytes": 2**30}
+    dear = {name: 3 * value for name, value in cost.items()} | {"energy_joules": None}
+    fake_run(tmp_path / "vit+seed=0", made=VIT, cost=cost)
+    fake_run(tmp_path / "vit+seed=1", made=replace(VIT, seed=1), cost=dear)
+    fake_run(tmp_path / "old", made=RESNET, cost=None)
+    seeds = [tmp_path / f"vit+seed={seed}" for seed in (0, 1)]
+    page = compared([*seeds, tmp_path / "old"], tmp_path / "all.html")
+    assert page.row("vit", column=1)[2:] == ["2 exaFLOPs", "–", "2", "10 J", "2 GiB"]
+    assert page.row("old", column=1, after=1)[2:] == ["–"] * 5
+    only_old = compared([tmp_path / "old"], tmp_path / "old.html")
+    assert "device-days" not in only_old.text
 
 
 def test_a_seed_that_is_not_measured_yet_is_not_counted(tmp_path):

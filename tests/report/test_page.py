@@ -55,6 +55,23 @@ def test_the_headline_says_what_was_reached_with_what_and_how_to_do_it_again(flo
     assert "finished Finished at step 500 of 500 in 13 min." in page.text
 
 
+def test_the_cost_is_told_as_far_as_it_is_known(flowers_page, tmp_path):
+    for said in (
+        "compute 1.93 petaFLOPs",
+        "images seen 256,000",
+        "forward pass 1.26 GMACs an image",
+        "device-days 0.00873",
+        "energy 250 Wh",
+        "peak memory 3 GiB",
+        "sittings 2",
+    ):
+        assert said in flowers_page.text
+    on_cpu = written(fake_run(tmp_path / "cpu", cost={"energy_joules": None, "sittings": 1}))
+    assert "energy not told by the driver" in on_cpu.text
+    assert "sittings" not in on_cpu.text
+    assert "What it cost" not in written(fake_run(tmp_path / "old", cost=None)).text
+
+
 def test_every_section_is_there_with_its_numbers_and_their_n(flowers, flowers_page):
     page = flowers_page
     result = read_result(flowers)

@@ -2,7 +2,19 @@ import math
 
 import pytest
 
-from vitrail.report.words import between, count, duration, fixed, percent, plural, short
+from vitrail.report.words import (
+    between,
+    count,
+    days,
+    duration,
+    fixed,
+    joules,
+    operations,
+    percent,
+    plural,
+    short,
+    size_of,
+)
 
 
 def plain(text: str) -> str:
@@ -16,7 +28,7 @@ def test_a_share_has_as_many_digits_as_its_images_can_tell():
     assert between((math.nan, 0.5), 367) == ""
 
 
-@pytest.mark.parametrize("write", [percent, fixed, count, duration])
+@pytest.mark.parametrize("write", [percent, fixed, count, duration, days, operations])
 def test_what_is_not_known_is_a_dash(write):
     assert write(math.nan) == "–"
 
@@ -30,6 +42,15 @@ def test_what_is_not_known_is_a_dash(write):
 )
 def test_times_are_as_people_say_them(seconds, words):
     assert plain(duration(seconds)) == words
+
+
+def test_costs_have_three_digits_and_a_unit():
+    assert [plain(operations(x)) for x in (4262.3, 0.9, 3.2e-5, 1e-12)] == [
+        *("4,262 exaFLOPs", "900 petaFLOPs", "32 teraFLOPs", "0.001 gigaFLOPs")
+    ]
+    assert [plain(joules(x)) for x in (9e6, 9e4, 90.0)] == ["2.5 kWh", "25 Wh", "90 J"]
+    assert [plain(size_of(x)) for x in (3 << 30, 310 << 20)] == ["3 GiB", "310 MiB"]
+    assert [days(x) for x in (12_300.0, 0.00123456)] == ["12,300", "0.00123"]
 
 
 def test_counts_and_long_texts():

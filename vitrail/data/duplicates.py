@@ -6,7 +6,7 @@ paper removes such pictures from its pre-training data (section 4.1).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from vitrail.data.fingerprints import Fingerprints, fingerprints
 from vitrail.data.matching import EXACT, Rows, match
 from vitrail.data.reading import Broken, Progress
-from vitrail.data.source import Data, Subset
+from vitrail.data.source import Data, Source, Subset
 from vitrail.errors import VitrailError
 
 DISTANCE = 8
@@ -47,6 +47,8 @@ class Section:
     """Whether pictures to measure on are among those to learn from or to choose by."""
     same_labels: bool = True
     """Whether a class of the one is the class of that name in the other."""
+    sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
+    """Where the pictures of the first and of the second part are."""
 
     @property
     def conflicts(self) -> tuple[Pair, ...]:
@@ -108,7 +110,14 @@ class Duplicates:
         """For a terminal: at most so many pairs of each section."""
         found = [line for section in self.sections for line in section.lines(most)]
         missing = [f"{counted(len(self.broken), 'broken picture')} left out"] if self.broken else []
-        return [*(found or [f"no two pictures of {self.name} look alike"]), *missing]
+        return [*(found or [self.nothing()]), *missing]
+
+    def nothing(self) -> str:
+        """What was looked for in vain."""
+        others = dict.fromkeys(one.second for one in self.sections if not one.same_labels)
+        if any(one.same_labels for one in self.sections) or not others:
+            return f"no two pictures of {self.name} look alike"
+        return f"no picture of {self.name} comes back in {' or '.join(others)}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, with every pair."""
@@ -119,52 +128,79 @@ class Duplicates:
         }
 
 
+@dataclass(frozen=True)
+class Alike:
+    """When two pictures count as one."""
+
+    distance: int = DISTANCE
+    """Bits of 64 that may differ."""
+    crops: bool = True
+    """Whether one may be a crop of the other, by up to a tenth of each side."""
+    mirrored: bool = False
+    """Whether one may be a mirror image of the other."""
+
+
+USUAL = Alike()
+
+
 def find(
     data: Data,
     *,
-    against: Data | None = None,
-    distance: int = DISTANCE,
-    crops: bool = True,
-    mirrored: bool = False,
+    against: Sequence[Data] = (),
+    inside: bool = True,
+    alike: Alike = USUAL,
     workers: int = 0,
     progress: Progress = None,
 ) -> Duplicates:
-    """Duplicates across and inside the parts of a data set, and between it and another.
+    """Duplicates between a data set and others, and `inside` it, across its parts and within them.
 
-    Crops of up to a tenth of each side count unless told otherwise; mirror images when asked.
+    Of the others, what they hold out for val and test counts, or all of one without such parts.
+    Only the fingerprints of the data set and of one part of another are in memory at a time.
     """
-    own = look_at(data, workers, progress)
-    sections: list[Section] = []
+    own = {
+        name: fingerprints(part, workers=workers, progress=progress)
+        for name, part in data.parts.items()
+    }
     broken = [one for prints in own.values() for one in prints.broken]
-    options: dict[str, Any] = {"distance": distance, "crops": crops, "mirrored": mirrored}
-    if against is not None:
-        other = look_at(against, workers, progress)
-        broken += [one for prints in other.values() for one in prints.broken]
-        for second in reversed(other):
-            for first in own:
-                found = pairs(own[first], other[second], **options)
-                sections.append(
-                    Section(
-                        first,
-                        f"{second} of {against.name}",
-                        tuple(found),
-                        (first, second) in LEAKS,
-                        same_labels=False,
-                    )
-                )
-    for first, second in inner(own):
-        found = pairs(own[first], None if first == second else own[second], **options)
-        sections.append(Section(first, second, tuple(found), first != second))
+    sections: list[Section] = []
+    for other in against:
+        for second, part in held_out(other).items():
+            theirs = fingerprints(part, workers=workers, progress=progress)
+            broken += theirs.broken
+            for first, prints in own.items():
+                names = (first, f"{second} of {other.name}")
+                leak = first == "train"
+                sections.append(section(names, prints, theirs, alike, leak, same_labels=False))
+    for names in inner(own) if inside else ():
+        first, second = (own[name] for name in names)
+        sections.append(section(names, first, second, alike, leak=names[0] != names[1]))
     sections.sort(key=lambda section: not section.leak)
     return Duplicates(data.name, tuple(sections), tuple(broken))
 
 
-def look_at(data: Data, workers: int, progress: Progress) -> dict[str, Fingerprints]:
-    """The fingerprints of the parts there are."""
-    return {
-        name: fingerprints(part, workers=workers, progress=progress)
-        for name, part in data.parts.items()
-    }
+def held_out(data: Data) -> dict[str, Source]:
+    """The parts that may not be learnt from; all of a data set that has only one kind."""
+    held = {name: part for name, part in data.parts.items() if name != "train"}
+    return held or data.parts
+
+
+def section(
+    names: tuple[str, str],
+    first: Fingerprints,
+    second: Fingerprints,
+    alike: Alike,
+    leak: bool,
+    same_labels: bool = True,
+) -> Section:
+    """The duplicates between two parts, or inside one."""
+    found = pairs(first, None if second is first else second, **vars(alike))
+    return Section(
+        *names,
+        tuple(found),
+        leak,
+        same_labels=same_labels,
+        sources=(first.source, second.source),
+    )
 
 
 def inner(parts: Iterable[str]) -> list[tuple[str, str]]:
@@ -208,12 +244,21 @@ def told(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, str]]:
 def without(data: Data, duplicates: Duplicates) -> tuple[Subset, tuple[str, ...]]:
     """The train part without pictures that come back in val or test, and the names removed."""
     train = data.part("train")
-    leaks = [section for section in duplicates.leaks if section.first == "train"]
-    twice = {pair.first for section in leaks for pair in section.pairs}
+    twice = reasons(duplicates)
     names = train.names
     kept = [index for index, name in enumerate(names) if name not in twice]
     removed = tuple(name for name in names if name in twice)
     return Subset(train, np.array(kept, dtype=np.int64)), removed
+
+
+def reasons(duplicates: Duplicates) -> dict[str, str]:
+    """For each picture of train that `without` removes, where it comes back."""
+    leaks = [section for section in duplicates.leaks if section.first == "train"]
+    return {
+        pair.first: f"comes back in {section.second} as {pair.second}"
+        for section in reversed(leaks)
+        for pair in reversed(section.pairs)
+    }
 
 
 def groups(pairs: Sequence[Pair]) -> list[list[str]]:

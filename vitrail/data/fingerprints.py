@@ -10,6 +10,7 @@ thumbnail of the original by one more matrix.
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from tempfile import TemporaryFile
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8, UInt64
@@ -17,6 +18,7 @@ from PIL import Image
 
 from vitrail.data.reading import Broken, Progress, read_all
 from vitrail.data.source import Source
+from vitrail.errors import FailureError, one_line
 
 SIDE = 16
 DIGEST = 16
@@ -29,6 +31,8 @@ RICH = 20.0
 """Frequencies over which the content of such a picture is spread; photographs have about 25."""
 FLAT = 3.0
 """Pictures whose thumbnail varies by less, in grey levels, look alike only to the last pixel."""
+IN_MEMORY = 1 << 20
+"""Pictures whose thumbnails stay in memory; those of more, at 256 bytes each, go to a file."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Fingerprints:
 
     source: Source
     indices: Int[np.ndarray, " n"]
-    """Their numbers in the source."""
+    """Their numbers in the source, in the order they were read."""
     digests: UInt8[np.ndarray, "n 16"]
     thumbnails: UInt8[np.ndarray, "n 256"]
     broken: tuple[Broken, ...] = ()
@@ -47,27 +51,42 @@ class Fingerprints:
 
 
 def fingerprints(source: Source, *, workers: int = 0, progress: Progress = None) -> Fingerprints:
-    """Read every picture once; the broken ones are named and left out."""
+    """Read every picture once, in the order they lie in; the broken ones are named and left out."""
     count = len(source.targets)
-    readable = np.zeros(count, dtype=bool)
+    indices = np.zeros(count, dtype=np.int64)
     digests = np.zeros((count, DIGEST), dtype=np.uint8)
-    thumbnails = np.zeros((count, SIDE * SIDE), dtype=np.uint8)
+    thumbnails = room_for(count)
     broken = {}
+    rows = 0
     for index, seen in read_all(source, fingerprint, workers=workers, progress=progress):
         if isinstance(seen, Broken):
             broken[index] = seen
             continue
-        readable[index] = True
-        digests[index], thumbnails[index] = (np.frombuffer(part, np.uint8) for part in seen)
-    if broken:
-        digests, thumbnails = digests[readable], thumbnails[readable]
+        indices[rows] = index
+        digests[rows], thumbnails[rows] = (np.frombuffer(part, np.uint8) for part in seen)
+        rows += 1
     return Fingerprints(
         source,
-        np.flatnonzero(readable),
-        digests,
-        thumbnails,
+        indices[:rows],
+        digests[:rows],
+        thumbnails[:rows],
         tuple(broken[index] for index in sorted(broken)),
     )
+
+
+def room_for(count: int) -> UInt8[np.ndarray, "n 256"]:
+    """Room for thumbnails: in memory, or for very many in a file that vanishes with them."""
+    shape = (count, SIDE * SIDE)
+    if count <= IN_MEMORY:
+        return np.zeros(shape, dtype=np.uint8)
+    try:
+        with TemporaryFile(prefix="vitrail-") as file:
+            return np.asarray(np.memmap(file, dtype=np.uint8, mode="w+", shape=shape))
+    except OSError as error:
+        raise FailureError(
+            f"cannot keep the fingerprints of {count:,} pictures ({one_line(error)}); free some "
+            "space, or name another place in TMPDIR"
+        ) from None
 
 
 def fingerprint(picture: Image.Image) -> tuple[bytes, bytes]:

@@ -4,6 +4,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from vitrail.console import say
 from vitrail.data import catalogue
 from vitrail.data.file_lists import holds_lists, open_lists
@@ -11,10 +13,10 @@ from vitrail.data.folders import open_folder
 from vitrail.data.shard_files import is_url
 from vitrail.data.shard_patterns import holds_shards, looks_like_shards
 from vitrail.data.shards import open_shards
-from vitrail.data.source import Data
+from vitrail.data.source import Data, Source, Subset
 from vitrail.data.splits import How, hold_out, random_subset
 from vitrail.data.store import is_store, open_store
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, one_line
 
 
 def open_data(
@@ -25,13 +27,17 @@ def open_data(
     split: How = "hash",
     subset: int = 0,
     seed: int = 0,
+    only: str | Path = "",
 ) -> Data:
     """A folder, file lists, tar files, a store or a name of the catalogue, with train, val, test.
 
-    What the data does not bring is taken out of train: fractions `test`, then `val`; then `subset`
-    pictures of train are drawn by the `seed`. Zero takes nothing out, or keeps all.
+    What the data does not bring is taken out of train: fractions `test`, then `val`; of the rest,
+    the pictures named in the file `only` stay, if there is one; then `subset` pictures of train are
+    drawn by the `seed`. Zero takes nothing out, or keeps all.
     """
     data = hold_out(as_brought(where), val=val, test=test, how=split)
+    if only:
+        data = replace(data, train=named_in(Path(only), data.part("train")))
     if not subset:
         return data
     return replace(data, train=random_subset(data.part("train"), subset, seed))
@@ -53,6 +59,18 @@ def as_brought(where: str | Path) -> Data:
     if holds_lists(path):
         return open_lists(path)
     return open_shards(str(path)) if holds_shards(path) else open_folder(path)
+
+
+def named_in(path: Path, source: Source) -> Subset:
+    """The pictures whose names a file lists, one on each line, as `vitrail data` writes them."""
+    try:
+        wanted = set(path.read_text(encoding="utf-8").split("\n"))
+    except (OSError, UnicodeError) as error:
+        raise VitrailError(f"cannot read the names in {path} ({one_line(error)})") from None
+    kept = [index for index, name in enumerate(source.names) if name in wanted]
+    if not kept:
+        raise VitrailError(f"{path} names no picture of train, as `{source.names[0]}` would be")
+    return Subset(source, np.array(kept, dtype=np.int64))
 
 
 def nothing_there(where: str) -> VitrailError:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -19,6 +20,8 @@ Progress = Callable[[int], None] | None
 Look = Callable[[Image.Image], Any]
 """What is kept of a picture; it travels to other processes, so it is a plain function."""
 CHUNK = 32
+AHEAD = 128
+"""Chunks that each process is given at a time."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,13 @@ def read_all(
     The order is that of the source's blocks, however many processes read.
     """
     order = np.argsort(source.blocks, kind="stable")
-    chunks = [order[start : start + CHUNK].tolist() for start in range(0, len(order), CHUNK)]
+    chunks = (order[start : start + CHUNK].tolist() for start in range(0, len(order), CHUNK))
     if workers:
-        done = in_processes(source, look, chunks, min(workers, len(chunks)))
+        done = in_processes(source, look, chunks, min(workers, -(-len(order) // CHUNK)))
     else:
-        done = (read_some(source, look, chunk) for chunk in chunks)
+        done = ((chunk, read_some(source, look, chunk)) for chunk in chunks)
     names = None
-    for chunk, found in zip(chunks, done, strict=True):
+    for chunk, found in done:
         for index, seen in zip(chunk, found, strict=True):
             if isinstance(seen, VitrailError):
                 # A subset makes the list of its names anew each time: once is enough.
@@ -68,15 +71,17 @@ def read_some(source: Source, look: Look, chunk: list[int]) -> list[Any]:
 
 
 def in_processes(
-    source: Source, look: Look, chunks: list[list[int]], workers: int
-) -> Iterator[list[Any]]:
+    source: Source, look: Look, chunks: Iterator[list[int]], workers: int
+) -> Iterator[tuple[list[int], list[Any]]]:
     """The chunks in their order, read by several processes."""
-    if not chunks:
+    if not workers:
         return
     context = process_context(source, look)
     pool = ProcessPoolExecutor(workers, context, initializer=prepare, initargs=(source, look))
     try:
-        yield from pool.map(read_prepared, chunks)
+        # A pool is given all at once what it is given: of a large set, only some at a time.
+        while some := list(islice(chunks, AHEAD * workers)):
+            yield from zip(some, pool.map(read_prepared, some), strict=True)
     except BrokenProcessPool:
         raise FailureError(
             "a process that read pictures died, perhaps for want of memory; try fewer workers"

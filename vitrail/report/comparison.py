@@ -23,6 +23,7 @@ MOST_DRAWN = 6000
 """Points of all runs together in one drawing."""
 SIZE = (290, 205)
 DASHES = ("-", "--", ":", "-.")
+COSTS = ("exaflops", "images_seen", "device_days", "energy_joules", "peak_memory_bytes")
 CURVES = (
     ("Top-1 on val", "val", "top1", 100.0, " %"),
     ("Loss on val", "val", "loss", 1.0, ""),
@@ -74,6 +75,7 @@ def page(runs: Sequence[Run], tables: Sequence[Table] = ()) -> str:
         n_runs=len(runs),
         charts={against: charts(groups, against) for against in ("step", "seconds")},
         results=[result_row(one) for one in groups],
+        costs=costs(groups),
         cautions=cautions(groups),
         settings=differing(groups),
         per_class=per_class(groups),
@@ -176,6 +178,17 @@ def result_row(one: Group) -> dict[str, object]:
         "parameters": one.runs[0].info.fields("model").number("parameters"),
         "gmacs": one.runs[0].info.fields("model").number("gmacs"),
     }
+
+
+def costs(groups: Sequence[Group]) -> list[tuple[Group, dict[str, float]]]:
+    """What a run of each group cost, NaN where none of its runs says; empty where no run does."""
+    told = [[run.info.fields("cost") for run in one.runs] for one in groups]
+    if not any(cost for runs in told for cost in runs):
+        return []
+    return [
+        (one, {name: average(cost.number(name) for cost in runs) for name in COSTS})
+        for one, runs in zip(groups, told, strict=True)
+    ]
 
 
 def average(values: Iterable[float]) -> float:

@@ -37,6 +37,7 @@ def page(run: Run) -> str:
         calibration=calibration("calibration", result.calibration) if result else "",
         changed=sections.changed(run),
         setting_groups=sections.setting_groups(run),
+        cost=sections.cost(run),
         environment=sections.environment(run),
         broken=sections.broken(run),
     )

@@ -12,7 +12,10 @@ from vitrail import __version__
 from vitrail.report import words
 from vitrail.weights.files import replace_with
 
-FILTERS = ("percent", "between", "fixed", "count", "duration", "plural", "short")
+FILTERS = (
+    *("percent", "between", "fixed", "count", "duration", "plural", "short"),
+    *("operations", "joules", "size_of", "days"),
+)
 
 
 def source(name: str) -> str:

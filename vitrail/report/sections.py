@@ -6,7 +6,17 @@ import numpy as np
 
 from vitrail.report.folder import Run
 from vitrail.report.results import ClassScore, Evaluation
-from vitrail.report.words import between, count, duration, percent, plural
+from vitrail.report.words import (
+    between,
+    count,
+    days,
+    duration,
+    joules,
+    operations,
+    percent,
+    plural,
+    size_of,
+)
 
 FEW_CLASSES = 60
 WORST_CLASSES = 25
@@ -192,6 +202,24 @@ def environment(run: Run) -> list[tuple[str, str]]:
     machine = [(name, info.text(name)) for name in ("hardware", "device", "precision", "processes")]
     rest = [("seed", info.text("seed")), ("commit", commit(run)), ("recipe", info.text("recipe"))]
     return [(name, value) for name, value in (*versions, *machine, *rest) if value]
+
+
+def cost(run: Run) -> list[tuple[str, str]]:
+    """Compute, device time, energy and memory, as far as they are known."""
+    found = run.info.fields("cost")
+    if not found:
+        return []
+    energy = found.number("energy_joules")
+    sittings = found.count("sittings")
+    told = [
+        ("compute", operations(found.number("exaflops"))),
+        ("images seen", count(found.number("images_seen"))),
+        ("forward pass", f"{days(found.number('gmacs'))} GMACs an image"),
+        ("device-days", days(found.number("device_days"))),
+        ("energy", joules(energy) if np.isfinite(energy) else "not told by the driver"),
+        ("peak memory", size_of(found.number("peak_memory_bytes"))),
+    ]
+    return [*told, ("sittings", str(sittings))] if sittings > 1 else told
 
 
 def broken(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -47,6 +47,39 @@ def duration(seconds: Number) -> str:
     return f"{minutes // 60:,}{SPACE}h{SPACE}{minutes % 60:02d}{SPACE}min"
 
 
+def scaled(value: Number, units: tuple[tuple[Number, str], ...]) -> str:
+    """Three digits and the largest unit that leaves a whole; the last unit for anything less."""
+    if not math.isfinite(value):
+        return NONE
+    size, unit = next((pair for pair in units if abs(value) >= pair[0]), units[-1])
+    digits = value / size
+    # Format `g` would write 1.23e+03 for what is more than three digits.
+    return f"{digits:,.0f}{SPACE}{unit}" if digits >= 999.5 else f"{digits:.3g}{SPACE}{unit}"
+
+
+def operations(exaflops: Number) -> str:
+    """`224 exaFLOPs`, `3.1 petaFLOPs`."""
+    named = ((1, "exa"), (1e-3, "peta"), (1e-6, "tera"), (1e-9, "giga"))
+    return scaled(exaflops, tuple((size, f"{name}FLOPs") for size, name in named))
+
+
+def joules(value: Number) -> str:
+    """`1.24 kWh`, `310 Wh`, `820 J`."""
+    return scaled(value, ((3.6e6, "kWh"), (3600, "Wh"), (1, "J")))
+
+
+def size_of(n_bytes: Number) -> str:
+    """`1.5 GiB`, `310 MiB`."""
+    return scaled(n_bytes, ((2**30, "GiB"), (2**20, "MiB")))
+
+
+def days(value: Number) -> str:
+    """`680`, `0.0123`: three digits, however little it is."""
+    if not math.isfinite(value):
+        return NONE
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
 def plural(number: int, thing: str) -> str:
     """`1 class`, `2 classes`."""
     ending = "" if number == 1 else "es" if thing.endswith("s") else "s"

@@ -69,6 +69,8 @@ class Oversight:
     keep: Callable[[], None] = lambda: None
     """Writes the present weights as the model."""
     flops_per_image: float = 0.0
+    cost: Callable[[int], dict[str, Any]] = lambda step: {}
+    """What the run has cost at a step; all processes must ask together."""
     broken: dict[str, str] = field(default_factory=dict)
     losses: list[Tensor] = field(default_factory=list)
     done: float = 0.0
@@ -193,12 +195,14 @@ class Oversight:
         """Writes last.pt, unless the weights are beyond repair."""
         loop.check()
         state = loop.learner.state()
+        cost = self.cost(loop.counters.step)
         if self.run.writes:
             checkpoint.write(self.run.checkpoint, state, loop.counters)
             self.run.update(
                 step=loop.counters.step,
                 seconds=round(loop.counters.seconds, 1),
                 best=loop.counters.best,
+                cost=cost,
             )
             self.run.name_broken(self.broken)
         loop.devices.wait()

@@ -25,7 +25,7 @@ from vitrail.objectives.classify import Classify
 from vitrail.objectives.masked import MaskedPatches
 from vitrail.runs import Run
 from vitrail.settings import to_flat
-from vitrail.training import checkpoint, optimiser
+from vitrail.training import checkpoint, cost, optimiser
 from vitrail.training.averaging import Average
 from vitrail.training.building import build_model, length_of, resolve
 from vitrail.training.checkpoint import Learner
@@ -93,6 +93,7 @@ def open_parts(config: Config) -> Data:
         test=settings.test,
         split=settings.split,
         subset=settings.subset,
+        only=settings.only,
         seed=config.seed,
     )
     if everything and data.val is not None:  # the data brings a val part of its own
@@ -130,6 +131,7 @@ class Training:
 
     def fit(self, model: Classifier, length: Length, signals: Signals) -> Loop:
         """The loop, from the beginning or from the last checkpoint, to its end."""
+        meter = cost.start(self.run, self.where, self.config, self.data, model)
         feed = features_for if self.config.train.freeze else images_for
         material = feed(model, self.data, self.config, self.where)
         learner = self.learner(material.trained)
@@ -149,9 +151,11 @@ class Training:
             oversight.keep = keep
             oversight.done = length.done(loop.counters)
             oversight.flops_per_image = self.flops(model)
+            oversight.cost = meter.read
             if not loop.counters.stopped_early and oversight.done < 1:
                 loop.run(material.batches(loop.counters.step), oversight)
         self.run.name_broken(self.where.union(oversight.broken))
+        self.run.update(cost=meter.read(loop.counters.step))
         if not signals.asked and (self.config.train.keep == "last" or loop.counters.best is None):
             with learner.averaged():
                 keep()

@@ -7,6 +7,7 @@ Counting takes seconds for a large model, so the figures are kept in costs.json,
 import json
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ def architectures() -> dict[str, "Architecture"]:
     return found
 
 
+@cache
 def count(architecture: "Architecture") -> Cost:
     """Parameters, multiply-accumulates and tokens of one image, without memory or arithmetic."""
     import torch

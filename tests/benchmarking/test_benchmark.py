@@ -1,0 +1,203 @@
+"""Every figure of a benchmark, on small models and small budgets."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import vitrail
+from tests.models import small
+from vitrail.benchmarking import measuring
+from vitrail.benchmarking.benchmark import GIB, Options, benchmark, free_gib, show
+from vitrail.benchmarking.measuring import (
+    LIMIT,
+    Timing,
+    Work,
+    attempted,
+    extrapolated_batch,
+    largest_batch,
+    level,
+    timings,
+)
+from vitrail.benchmarking.peers import peer_name
+from vitrail.errors import FailureError, VitrailError
+from vitrail.model.variants import NAMED, describe
+from vitrail.training.devices import Devices
+
+CPU = Devices(torch.device("cpu"), torch.float32)
+QUICK = {"device": "cpu", "batches": (1, 2), "seconds": 0.2}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    vitrail.save(small("vit"), path)
+    return path
+
+
+class Hungry(torch.nn.Module):
+    """A model on a device that holds so many images and no more."""
+
+    def __init__(self, holds: int) -> None:
+        super().__init__()
+        self.holds = holds
+        self.tried: list[int] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.tried.append(len(images))
+        if len(images) > self.holds:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return images.mean((2, 3))
+
+
+def hungry(holds: int) -> Work:
+    return Work(Hungry(holds), CPU, (3, 1, 1))
+
+
+def test_one_model_at_its_own_size_has_its_figures_at_the_top(weights):
+    result = benchmark([weights], **QUICK)
+    assert result["images_per_second"] > 0
+    assert result["batch"] in (1, 2)
+    assert (result["device"], result["precision"]) == ("cpu", "float32")
+    assert result["peak_memory_bytes"] > 50e6
+    assert result["gmacs"] > 0
+    assert result["latency_ms"] > 0
+    assert result["size"] == [64, 64]
+    (row,) = result["results"]
+    assert [one["batch"] for one in row["batches"]] == [1, 2]
+    best = max(row["batches"], key=lambda one: one["images_per_second"])
+    assert best["images_per_second"] == row["images_per_second"]
+    assert "peer" not in row
+
+
+def test_every_model_is_measured_at_every_size_forward_and_backward(weights, capsys):
+    result = benchmark([weights, "R+Ti/16"], sizes=(32, 64), train=True, **QUICK)
+    told = [(row["variant"], row["size"]) for row in result["results"]]
+    assert told == [
+        *(("ViT 2x192/16", [32, 32]), ("ViT 2x192/16", [64, 64])),
+        *(("R+Ti/16", [32, 32]), ("R+Ti/16", [64, 64])),
+    ]
+    assert result["mode"] == "training"
+    assert "images_per_second" not in result
+    costs = [row["gmacs"] for row in result["results"]]
+    assert costs[0] < costs[1]
+    show(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7
+    assert lines[0].endswith("training")
+    assert "extrapolated" in lines[-1]
+
+
+def test_timm_is_timed_beside_ours(capsys):
+    result = benchmark(["S/32", "Axial-R26"], sizes=(64,), peers=True, **QUICK)
+    peer, none = (row["peer"] for row in result["results"])
+    assert peer["name"] == "vit_small_patch32_224"
+    assert peer["library"].startswith("timm ")
+    assert 0.2 < peer["ratio"] < 5
+    assert none is None
+    show(result)
+    assert "timm images/s" in capsys.readouterr().out
+
+
+def test_the_verb_prints_one_json_value(weights):
+    words = ["benchmark", weights, "--batches", "1", "--seconds", 0.1, "--device", "cpu", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "vitrail", *map(str, words)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    wanted = {"images_per_second", "batch", "device", "precision", "peak_memory_bytes", "gmacs"}
+    assert wanted <= set(result)
+
+
+def test_timm_has_the_models_it_is_said_to_have():
+    timm = pytest.importorskip("timm")
+    theirs = {name: peer_name(describe(name)) for name in NAMED}
+    found = {name for name, peer in theirs.items() if peer and timm.is_model(peer)}
+    assert found >= {
+        *("Ti/16", "S/32", "S/16", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14"),
+        *("R26+S/32", "R50+B/16", "R50+L/32", "R50x1", "R50x3", "R101x1", "R152x2", "R152x4"),
+        *("ResNet18", "ResNet152"),
+    }
+    assert theirs["Axial-B/16"] == theirs["R+Ti/16"] == theirs["b/32"] == ""
+
+
+@pytest.mark.parametrize("holds", [1, 5, 37, 1000])
+def test_the_largest_batch_is_found_by_doubling_and_bisection(holds):
+    work = hungry(holds)
+    found, by = largest_batch(work, 1, seconds=60.0)
+    assert by == "memory"
+    assert 0.98 * holds <= found <= holds
+    assert len(work.model.tried) < 25
+
+
+def test_the_search_ends_at_the_limit_and_with_the_time():
+    assert largest_batch(hungry(LIMIT), 1, seconds=60.0) == (LIMIT, "limit")
+    assert largest_batch(hungry(100), 4, seconds=0.0) == (4, "time")
+
+
+def test_only_a_lack_of_memory_is_forgiven():
+    def wrong() -> None:
+        raise RuntimeError("sizes do not match")
+
+    with pytest.raises(RuntimeError, match="sizes do not match"):
+        attempted(wrong)
+
+
+def test_batches_double_until_memory_ends_or_larger_ones_are_no_faster():
+    assert [one.batch for one in timings(hungry(3), (), 60.0, 0)] == [1, 2]
+    with pytest.raises(FailureError, match="out of memory with 8 images at a time"):
+        timings(hungry(3), (8,), 60.0, 0)
+    flat = [Timing(batch, batch / 100, 0) for batch in (1, 2, 4, 8)]
+    assert level(flat)
+    assert not level(flat[:3])
+    assert not level([*flat[:3], Timing(8, 0.04, 0)])
+
+
+def test_a_processor_stays_within_its_budget(monkeypatch):
+    peaks = iter([100, 200, 400, 800])
+    monkeypatch.setattr(measuring, "peak_memory", lambda device: next(peaks))
+    found = timings(hungry(1000), (1, 2, 4, 8), 60.0, most_bytes=700)
+    assert [one.batch for one in found] == [1, 2, 4]
+    assert extrapolated_batch(found, most_bytes=700) == (7, "extrapolation")
+    assert extrapolated_batch(found[:1], most_bytes=700) == (None, "unknown")
+
+
+def test_a_batch_beyond_the_budget_is_refused_before_it_is_tried(monkeypatch):
+    peaks = iter([100, 200])
+    monkeypatch.setattr(measuring, "peak_memory", lambda device: next(peaks))
+    work = hungry(1000)
+    with pytest.raises(FailureError, match=r"out of memory with 64 images .* within"):
+        timings(work, (64,), 60.0, most_bytes=700)
+    assert max(work.model.tried) == 2
+
+
+def test_the_budget_is_half_of_what_is_free_or_what_is_given(weights):
+    assert 0 < free_gib() < 4096
+    result = benchmark([weights], device="cpu", batches=(1,), seconds=0.1, memory=2.0)
+    assert result["memory_budget_bytes"] == 2 * GIB
+    assert [one["batch"] for one in result["batches"]] == [1]
+
+
+def test_several_processes_are_refused(weights, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    with pytest.raises(VitrailError, match="without torchrun"):
+        benchmark([weights], **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"sizes": (0,)}, "--sizes 0"),
+        ({"batches": (1 << 20,)}, "at most 32768"),
+        ({"seconds": 0.0}, "--seconds"),
+    ],
+)
+def test_wishes_that_cannot_be_granted_are_named(options, complaint):
+    with pytest.raises(VitrailError, match=complaint):
+        Options(**options)
+    with pytest.raises(VitrailError, match="no model to measure"):
+        benchmark([])
