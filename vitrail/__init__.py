@@ -13,6 +13,7 @@ PUBLIC = {
     "convert": "vitrail.weights.converting",
     "create": "vitrail.model",
     "evaluate": "vitrail.commands",
+    "inspect": "vitrail.commands",
     "load": "vitrail.weights.loading",
     "save": "vitrail.weights.loading",
     "train": "vitrail.commands",

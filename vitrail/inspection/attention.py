@@ -112,6 +112,17 @@ def attention_distance(
     return travelled(weights, rows, grid, prefix) * pixels / (grid[0] * grid[1])
 
 
+def uniform_distance(grid: Grid, pixels: float) -> float:
+    """The attention distance of a head that looks at all patches alike."""
+    apart = [torch.arange(side, dtype=torch.float64) for side in grid]
+    # Of side² pairs along an axis, side lie 0 apart, and 2 (side − d) lie d apart.
+    pairs = [
+        (side - d) * (2 - (d == 0).double()) / side**2 for side, d in zip(grid, apart, strict=True)
+    ]
+    lengths = torch.hypot(apart[0][:, None], apart[1][None])
+    return float(pairs[0] @ lengths @ pairs[1] * pixels)
+
+
 def gradient_start(recording: Recording) -> Float[Tensor, " n"]:
     """Where gradient-weighted rollout begins: attention pooling is one more matrix to weight."""
     if recording.pool is None:

@@ -113,7 +113,7 @@ def record(
         return Recording(
             layers=placed(model, image, inputs, slopes),
             tokens=tokens[0].detach(),
-            grid=final_grid(model, image),
+            grid=final_grid(model, size_of(image)),
             prefix=prefix(model),
             reader=reader(model, tokens.detach()),
             logits=None if logits is None else logits[0].detach().float(),
@@ -187,18 +187,22 @@ def placed(
 def layer_grid(model: Classifier, image: Tensor, x: Tensor) -> tuple[Grid, float]:
     """The grid of a layer's input, and the pixels between its neighbours."""
     if isinstance(model, ViT):
-        return final_grid(model, image), model.architecture.stride
+        return final_grid(model, size_of(image)), model.architecture.stride
     grid = (x.shape[-2], x.shape[-1])
     # Sides round up, so that the ratio is a little less than the stride, which is a power of two.
     return grid, 2.0 ** round(log2(image.shape[-2] / grid[0]))
 
 
-def final_grid(model: Classifier, image: Tensor) -> Grid:
-    """Rows and columns of the last map."""
-    rows, columns = image.shape[-2:]
+def size_of(image: Tensor) -> tuple[int, int]:
+    """Rows and columns."""
+    return image.shape[-2], image.shape[-1]
+
+
+def final_grid(model: Classifier, size: tuple[int, int]) -> Grid:
+    """Rows and columns of the last map for images of so many pixels."""
     if isinstance(model, ViT):
-        return grid_for((rows, columns), model.architecture.patch, model.architecture.backbone)
-    return -(-rows // 32), -(-columns // 32)
+        return grid_for(size, model.architecture.patch, model.architecture.backbone)
+    return -(-size[0] // 32), -(-size[1] // 32)
 
 
 def prefix(model: Classifier) -> int:
@@ -220,5 +224,3 @@ def reader(model: Classifier, tokens: Float[Tensor, "1 n d"]) -> Float[Tensor, "
         return weights
     weights[prefix(model) :] = 1.0
     return weights / weights.sum()
-
-
