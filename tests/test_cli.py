@@ -32,6 +32,7 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
         "train",
         "sweep",
         "evaluate",
+        "inspect",
         "convert",
         "report",
         "runs",
@@ -41,7 +42,7 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
 
 def test_help_and_models_do_not_import_torch():
     verbs = ("demo", "models", "data", "config", "train", "sweep", "evaluate", "convert", "report")
-    helps = [f"['{verb}', '--help']" for verb in (*verbs, "runs")]
+    helps = [f"['{verb}', '--help']" for verb in (*verbs, "inspect", "runs")]
     calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
     code = "import sys\nfrom vitrail.cli import main\n"
     for call in calls:
@@ -115,6 +116,11 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["sweep", "digits/vit"], "nothing to try"),
         (["data", "flower_photo"], "did you mean 'flower_photos'"),
         (["evaluate", "{weights}", "digits"], "this model has no preprocessing"),
+        (["inspect", "{weights}", "x.jpg", "--out", "x"], "this model has no preprocessing"),
+        (["inspect", "{weights}", "--out", "x", "--layers", "first"], "--layers first: expected"),
+        (["inspect", "{weights}", "--out", "x", "--layers", "2"], "no attention layer 2: they are"),
+        (["inspect", "{weights}", "--out", "x", "--class", "cat"], "this model has no class 'cat'"),
+        (["inspect", "{weights}", "--out", "x", "--size", "8"], "hold no patch of 16 pixels"),
         (["report", "no-run"], "no-run is no run folder"),
         (["runs", "no-runs"], "no runs below no-runs"),
     ],

@@ -148,8 +148,9 @@ def look_inside(run: Run, device: str) -> None:
     """What the model of a run looks at, for its report; nothing is lost where that fails."""
     try:
         data = training.open_parts(load_settings(run.folder / "config.toml"))
-        part = next(data.parts[name] for name in ("test", "val", "train") if name in data.parts)
-        summarise(load(run.folder).to(choose(device)), part, run.folder / "inspection")
+        split = next(name for name in ("test", "val", "train") if name in data.parts)
+        model = load(run.folder).to(choose(device))
+        summarise(model, data.part(split), split, run.folder / "inspection")
     except (VitrailError, OutOfMemoryError) as error:
         run.say(f"inside   not looked at: {one_line(error)}")
 

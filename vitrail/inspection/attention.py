@@ -105,14 +105,14 @@ def travelled(
 
 
 def attention_distance(
-    weights: Float[Tensor, "h n n"], grid: Grid, pixels: float, prefix: int = 0
+    weights: Float[Tensor, "h n n"], grid: Grid, pixels: int, prefix: int = 0
 ) -> Float[Tensor, " h"]:
     """Mean attention distance of each head in pixels (D.7), from whole matrices."""
     rows = slice(0, weights.shape[1])
     return travelled(weights, rows, grid, prefix) * pixels / (grid[0] * grid[1])
 
 
-def uniform_distance(grid: Grid, pixels: float) -> float:
+def uniform_distance(grid: Grid, pixels: int) -> float:
     """The attention distance of a head that looks at all patches alike."""
     apart = [torch.arange(side, dtype=torch.float64) for side in grid]
     # Of side² pairs along an axis, side lie 0 apart, and 2 (side − d) lie d apart.

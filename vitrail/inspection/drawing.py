@@ -50,7 +50,7 @@ def parts(one: Look) -> dict[str, Panel]:
     return found
 
 
-def lit(picture: Image.Image, one: Look, seen: Any, pixels: float) -> Image.Image:
+def lit(picture: Image.Image, one: Look, seen: Any, pixels: int) -> Image.Image:
     """The picture under a map whose cells are so many pixels apart."""
     rows, columns = one.pixels.shape[-2:]
     covered = (min(1.0, seen.shape[0] * pixels / rows), min(1.0, seen.shape[1] * pixels / columns))

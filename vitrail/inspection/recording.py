@@ -51,7 +51,7 @@ class Layer:
     grid: Grid
     prefix: int
     """Tokens ahead of those on the grid."""
-    pixels: float
+    pixels: int
     """Pixels of the image between neighbours on the grid."""
     slope: Slope | None = None
 
@@ -184,13 +184,13 @@ def placed(
     return tuple(found)
 
 
-def layer_grid(model: Classifier, image: Tensor, x: Tensor) -> tuple[Grid, float]:
+def layer_grid(model: Classifier, image: Tensor, x: Tensor) -> tuple[Grid, int]:
     """The grid of a layer's input, and the pixels between its neighbours."""
     if isinstance(model, ViT):
         return final_grid(model, size_of(image)), model.architecture.stride
     grid = (x.shape[-2], x.shape[-1])
     # Sides round up, so that the ratio is a little less than the stride, which is a power of two.
-    return grid, 2.0 ** round(log2(image.shape[-2] / grid[0]))
+    return grid, 2 ** round(log2(image.shape[-2] / grid[0]))
 
 
 def size_of(image: Tensor) -> tuple[int, int]:

@@ -23,9 +23,9 @@ HEIGHT = 176
 
 
 def summarise(
-    model: Classifier, source: Source, folder: Path, seconds: float = SECONDS
+    model: Classifier, source: Source, split: str, folder: Path, seconds: float = SECONDS
 ) -> dict[str, Any]:
-    """Filters, positions, attention distance, and rollout on a few pictures of the source."""
+    """Filters, positions, attention distance, and rollout on a few pictures of a part of the data."""
     make_folder(folder)
     for old in folder.glob("picture-*.jpg"):
         old.unlink()
@@ -47,6 +47,7 @@ def summarise(
         elif one.seen is None:
             break  # nothing more to average
     result = about(asked) | {
+        "split": split,
         "attention_distance": distances.to_dict(),
         "images": images,
         "absent": asked.absent(),
