@@ -71,8 +71,12 @@ def test_a_folder_becomes_a_measured_model(run, photos):
     names = {path.name for path in run.folder.iterdir()}
     assert names >= {
         *("config.toml", "run.json", "metrics.jsonl", "log.txt", "model.safetensors"),
-        *("last.pt", "augmented.jpg", "evaluation", "report.html"),
+        *("last.pt", "augmented.jpg", "evaluation", "inspection", "report.html"),
     }
+    inside = json.loads((run.folder / "inspection" / "inspection.json").read_text("utf-8"))
+    assert inside["split"] == "test"
+    assert {image["truth"] for image in inside["images"]} == {"blue", "green", "red"}
+    assert "What it looks at" in (run.folder / "report.html").read_text("utf-8")
 
 
 def test_the_model_answers_for_a_picture_by_the_names_of_the_folders(run, photos):

@@ -63,7 +63,14 @@ def test_links_lead_somewhere(path):
 def test_every_module_is_in_the_tree():
     tree = README.split("## The tree")[1]
     parts = {"block.py", "attention.py", "positions.py", "heads.py", "initialisation.py"}
-    whole = {"data", "evaluation", "inspection", "objectives", "report", "training"}  # described as a folder
+    whole = {
+        "data",
+        "evaluation",
+        "inspection",
+        "objectives",
+        "report",
+        "training",
+    }  # described as a folder
     for path in (ROOT / "vitrail").rglob("*.py"):
         if path.name not in {"__init__.py", "__main__.py", "errors.py", "format.py", *parts}:
             name = f"{path.parent.name}/" if path.parent.name in whole else path.name

@@ -127,7 +127,7 @@ def test_every_family_looks_with_rows_that_sum_to_one(kind):
         assert torch.allclose(
             found.heads[number].sum((1, 2)), torch.ones(layer.module.heads), atol=1e-5
         )
-        assert 0 < found.distances[number].min()
+        assert found.distances[number].min() > 0
         assert found.distances[number].max() < (SIZE[0] ** 2 + SIZE[1] ** 2) ** 0.5
         _, weights = next(iter(layer.chunks()))
         assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5)

@@ -50,7 +50,9 @@ def test_a_kernel_made_of_two_patterns_gives_them_back():
     assert found.shares[:2].sum().item() == pytest.approx(1, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["vit", "vit-factorised", "vit-sincos", "vit-every", "hybrid-root"])
+@pytest.mark.parametrize(
+    "kind", ["vit", "vit-factorised", "vit-sincos", "vit-every", "hybrid-root"]
+)
 def test_positions_are_most_alike_to_themselves(kind):
     model = small(kind, size=96)
     grid = model.architecture.grid
@@ -98,7 +100,7 @@ def test_patches_of_three_kinds_get_three_colours():
     tokens = kinds[torch.tensor([0, 0, 1, 1, 2, 2])] + 1e-3 * torch.randn(6, 32)
     colours = coloured(tokens, (3, 2))
     assert colours.shape == (3, 2, 3)
-    assert 0 <= colours.min()
+    assert colours.min() >= 0
     assert colours.max() <= 1
     distance = torch.cdist(colours[:, 0], colours[:, 0])
     assert distance[~torch.eye(3, dtype=torch.bool)].min() > 0.3

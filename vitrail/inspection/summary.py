@@ -25,7 +25,7 @@ HEIGHT = 176
 def summarise(
     model: Classifier, source: Source, split: str, folder: Path, seconds: float = SECONDS
 ) -> dict[str, Any]:
-    """Filters, positions, attention distance, and rollout on a few pictures of a part of the data."""
+    """Filters, positions, attention distance, and rollout on a few pictures of a data part."""
     make_folder(folder)
     for old in folder.glob("picture-*.jpg"):
         old.unlink()
