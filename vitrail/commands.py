@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import OutOfMemoryError
-
 from vitrail import runs
 from vitrail.config import Config
 from vitrail.console import count_progress, duration, say
@@ -151,7 +149,7 @@ def look_inside(run: Run, device: str) -> None:
         split = next(name for name in ("test", "val", "train") if name in data.parts)
         model = load(run.folder).to(choose(device))
         summarise(model, data.part(split), split, run.folder / "inspection")
-    except (VitrailError, OutOfMemoryError) as error:
+    except (VitrailError, RuntimeError) as error:
         run.say(f"inside   not looked at: {one_line(error)}")
 
 

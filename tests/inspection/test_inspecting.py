@@ -105,7 +105,7 @@ def test_any_size_with_its_own_grid(size, tmp_path):
     assert found["size"] == [rows, columns]
     assert np.array(found["images"][0]["rollout"]).shape == grid
     with Image.open(tmp_path / "picture-1" / "picture.png") as picture:
-        assert picture.width * rows == picture.height * columns
+        assert picture.width * grid[0] == picture.height * grid[1]  # whole patches alone
 
 
 def test_layers_and_class_can_be_chosen(tmp_path):
@@ -126,6 +126,7 @@ def test_layers_count_from_both_ends():
     for wrong in ([4], [-5], [0, 9]):
         with pytest.raises(VitrailError, match="they are 0 to 3"):
             checked_layers(wrong, 4)
+    assert checked_layers(None, 2) == checked_layers([], 2) == (0, 1)
     with pytest.raises(VitrailError, match="this model has none"):
         checked_layers([0], 0)
 

@@ -1,7 +1,6 @@
 """What was found → picture files: the model's own, and a page and its parts for each picture."""
 
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -27,14 +26,14 @@ from vitrail.weights.files import replace_with
 GAP, BETWEEN = 4, 30
 """Pixels between two heads, and between two layers."""
 PANEL = 264
-"""Height of the panels on it."""
+"""Height of the panels on a page."""
 TILES = (84, 150)
 """Height of the map of one head, at least and at most."""
 
 
 def parts(one: Look) -> dict[str, Panel]:
     """The pictures of one picture, by the names of their files."""
-    picture = photograph(one.pixels, one.preprocess)
+    picture = photograph(one.visible, one.preprocess)
     found = {"picture": Panel(picture, "what the model sees")}
     for name, seen, said in (
         ("rollout", one.rollout, "attention rollout"),
@@ -42,7 +41,8 @@ def parts(one: Look) -> dict[str, Panel]:
     ):
         if seen is not None:
             drawn = seen if name == "rollout" else clipped(seen)
-            found[name] = Panel(lit(picture, one, drawn, one.recording.layers[0].pixels), said)
+            patch = one.recording.layers[0].pixels * picture.width / one.visible.shape[-1]
+            found[name] = Panel(overlay(picture, drawn, patch), said)
     if one.rollout is not None:
         found["rollout-map"] = Panel(heat(one.rollout, picture.size), "rollout, by patch")
     colours = coloured(one.recording.tokens[one.recording.prefix :], one.recording.grid)
@@ -50,18 +50,11 @@ def parts(one: Look) -> dict[str, Panel]:
     return found
 
 
-def lit(picture: Image.Image, one: Look, seen: Any, pixels: int) -> Image.Image:
-    """The picture under a map whose cells are so many pixels apart."""
-    rows, columns = one.pixels.shape[-2:]
-    covered = (min(1.0, seen.shape[0] * pixels / rows), min(1.0, seen.shape[1] * pixels / columns))
-    return overlay(picture, seen, pixels * picture.width / columns, covered)
-
-
 def heads(one: Look, shown: tuple[int, ...], width: int) -> list[Image.Image]:
     """For each layer the maps of its heads side by side."""
     assert one.seen is not None
     found = []
-    rows, columns = one.pixels.shape[-2:]
+    rows, columns = one.visible.shape[-2:]
     for layer in shown:
         maps = one.seen.heads[layer]
         height = tile_height(len(maps), len(shown), columns / rows, width)

@@ -10,7 +10,7 @@ from vitrail.errors import VitrailError
 from vitrail.inspection.drawing import draw, draw_model
 from vitrail.inspection.looking import Distances, Inspector, Look, Picture, rounded
 from vitrail.inspection.structure import Similarity, filters
-from vitrail.runs import make_folder, write_text
+from vitrail.runs import write_text
 
 OWN = {"model", "filters", "positions", "attention-distance"}
 """Names of files that are the model's."""
@@ -23,20 +23,22 @@ def inspect(
 
     A picture that cannot be read is named and left out; it is an error if none is left.
     """
-    make_folder(out)
+    if pictures:
+        asked.check()
     distances, images, broken = Distances(), [], []
-    for number, (name, picture) in enumerate(named(pictures)):
+    for name, picture in named(pictures):
         try:
-            one = asked.look(picture, name)
+            pixels = asked.pixels(picture)
         except VitrailError as error:
-            if len(broken) + 1 == len(pictures) or asked.preprocess is None:
-                raise
             broken.append([name, str(error)])
+            if len(broken) == len(pictures):
+                raise
             continue
+        one = asked.look(pixels, name)
         distances.add(one)
         images.append(described(one) | {"files": draw(one, asked, out)})
         if progress is not None:
-            progress(1, None if number else len(pictures))
+            progress(1, len(pictures))
     result = about(asked) | {
         "attention_distance": distances.to_dict(),
         "images": images,

@@ -41,6 +41,15 @@ class Look:
     """The class that gradient-weighted rollout is about."""
 
     @property
+    def visible(self) -> Float[Tensor, "c v u"]:
+        """The pixels that lie in a patch: those beyond the last whole one are not seen."""
+        if not self.recording.layers:
+            return self.pixels
+        layer = self.recording.layers[0]
+        rows, columns = (side * layer.pixels for side in layer.grid)
+        return self.pixels[:, :rows, :columns]
+
+    @property
     def rollout(self) -> Float[Tensor, "y x"] | None:
         return None if self.seen is None else self.on_first_grid(self.seen.rollout)
 
@@ -103,11 +112,18 @@ class Inspector:
     """For the maps of heads."""
     target: int | None = None
 
-    def look(self, picture: Picture, name: str) -> Look:
-        """One picture through the model."""
+    def check(self) -> Preprocessing:
+        """How pictures become tensors; a line where the model does not know."""
         if self.preprocess is None:
             raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
-        pixels = self.preprocess(picture)
+        return self.preprocess
+
+    def pixels(self, picture: Picture) -> Float[Tensor, "c y x"]:
+        """A picture as the model wants it; a line where it cannot be read."""
+        return self.check()(picture)
+
+    def look(self, pixels: Float[Tensor, "c y x"], name: str) -> Look:
+        """One picture through the model."""
         weights = next(self.model.parameters())
         try:
             recording = record(self.model, pixels[None].to(weights), self.target)
@@ -117,7 +133,7 @@ class Inspector:
             raise VitrailError(
                 f"out of memory at {rows}x{columns} pixels; try a smaller size, or device cpu"
             ) from None
-        one = Look(name, pixels, recording, seen, self.preprocess)
+        one = Look(name, pixels, recording, seen, self.check())
         if recording.logits is None:
             return one
         probability, best = recording.logits.softmax(-1).max(-1)
@@ -176,14 +192,14 @@ def inspector(
         preprocess,
         size or (preprocess.size if preprocess is not None else model.architecture.size),
         layers=chosen,
-        shown=chosen if layers is not None else tuple(spaced),
+        shown=chosen if layers else tuple(spaced),
         target=None if target is None else class_number(model, target),
     )
 
 
 def checked_layers(layers: Sequence[int] | None, count: int) -> tuple[int, ...]:
     """Layers counted from 0, the last ones also from -1."""
-    if layers is None:
+    if not layers:
         return tuple(range(count))
     for layer in layers:
         if not -count <= layer < count:

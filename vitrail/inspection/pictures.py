@@ -39,18 +39,13 @@ def photograph(pixels: Float[Tensor, "c y x"], preprocess: Preprocessing) -> Ima
     return image.resize((factor * image.width, factor * image.height), Resampling.NEAREST)
 
 
-def overlay(
-    picture: Image.Image, seen: Float[Tensor, "y x"], patch: float, covered: tuple[float, float]
-) -> Image.Image:
+def overlay(picture: Image.Image, seen: Float[Tensor, "y x"], patch: float) -> Image.Image:
     """The picture lit where the map is high, on black.
 
     As the authors do it: divided by the maximum, LANCZOS to the size of the picture, a Gaussian
-    blur of one patch, stretched from 0 to 1, and used as opacity. Pixels beyond the last whole
-    patch, which the model does not see, stay black: the map covers the fractions `covered`.
+    blur of one patch, stretched from 0 to 1, and used as opacity.
     """
-    mask = Image.new("L", picture.size)
-    area = (max(1, round(picture.width * covered[1])), max(1, round(picture.height * covered[0])))
-    mask.paste(grey(seen).resize(area, Resampling.LANCZOS))
+    mask = grey(seen).resize(picture.size, Resampling.LANCZOS)
     values = np.asarray(mask.filter(ImageFilter.GaussianBlur(patch)), dtype=np.float32)
     span = max(float(np.ptp(values)), 1.0)
     opacity = Image.fromarray(((values - values.min()) / span * 255).round().astype(np.uint8))

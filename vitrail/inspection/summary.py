@@ -26,19 +26,21 @@ def summarise(
     model: Classifier, source: Source, split: str, folder: Path, seconds: float = SECONDS
 ) -> dict[str, Any]:
     """Filters, positions, attention distance, and rollout on a few pictures of a data part."""
+    asked = inspector(model)
+    asked.check()
     make_folder(folder)
     for old in folder.glob("picture-*.jpg"):
         old.unlink()
-    asked = inspector(model)
     distances, images = Distances(), []
     began = time.monotonic()
     for index in spread(source):
         if distances.n + len(images) and time.monotonic() - began > seconds:
             break
         try:
-            one = asked.look(source.picture(index), source.names[index])
+            pixels = asked.pixels(source.picture(index))
         except VitrailError:
             continue  # the evaluation has named what is broken
+        one = asked.look(pixels, source.names[index])
         distances.add(one)
         if len(images) < SHOWN:
             truth = source.labels[source.targets[index]]
