@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import vitrail
 from tests.models import small
-from vitrail.commands import Wishes, compare, look_at_data, report, sweep
+from vitrail.commands import Wishes, compare, look_at_data, look_inside, report, sweep
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
@@ -77,6 +77,16 @@ def test_a_folder_becomes_a_measured_model(run, photos):
     assert inside["split"] == "test"
     assert {image["truth"] for image in inside["images"]} == {"blue", "green", "red"}
     assert "What it looks at" in (run.folder / "report.html").read_text("utf-8")
+
+
+def test_a_run_that_cannot_be_looked_into_says_why(run, tmp_path, capsys):
+    copy = Run(tmp_path)
+    (tmp_path / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
+    look_inside(copy, "cpu")
+    said = capsys.readouterr().err
+    assert said.startswith("inside   not looked at: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "inspection").exists()
 
 
 def test_the_model_answers_for_a_picture_by_the_names_of_the_folders(run, photos):

@@ -133,6 +133,17 @@ def test_every_family_looks_with_rows_that_sum_to_one(kind):
         assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["vit", "vit-relative", "axial-vit", "axial-resnet"])
+@torch.no_grad()
+def test_no_piece_is_larger_than_it_may_be_and_all_together_are_the_matrix(kind, monkeypatch):
+    monkeypatch.setattr(recording, "MOST_NUMBERS", 2000)
+    for layer in record(small(kind, size=SIZE), picture()).layers:
+        pieces = [weights for _, weights in layer.chunks()]
+        row = layer.module.heads * layer.tokens
+        assert max(piece.numel() for piece in pieces) <= max(2000, row)
+        assert torch.allclose(torch.cat(pieces, 1), layer.module.weights(layer.inputs)[0])
+
+
 @pytest.mark.parametrize("kind", ["vit", "vit-registers", "vit-gap", "hybrid-root", "axial-vit"])
 def test_distances_and_maps_are_those_of_the_whole_matrices(kind, monkeypatch):
     monkeypatch.setattr(recording, "MOST_NUMBERS", 100)

@@ -119,6 +119,8 @@ def test_layers_and_class_can_be_chosen(tmp_path):
     assert named["images"][0]["gradient_class"] == "c"
     with pytest.raises(VitrailError, match="no class 'h'"):
         vitrail.inspect(model, photo(), out=tmp_path, target="h", device="cpu")
+    with pytest.raises(VitrailError, match="no class '0', nor any other"):
+        vitrail.inspect(small("vit", classes=0), out=tmp_path, target=0, device="cpu")
 
 
 def test_layers_count_from_both_ends():

@@ -215,7 +215,8 @@ def class_number(model: Classifier, target: str | int) -> int:
         return model.labels.index(target)
     if str(target).isdecimal() and int(target) < classes:
         return int(target)
-    hint = did_you_mean(str(target), model.labels) or f"; expected a name, or 0 to {classes - 1}"
+    expected = f"; expected a name, or 0 to {classes - 1}" if classes else ", nor any other"
+    hint = did_you_mean(str(target), model.labels) or expected
     raise VitrailError(f"this model has no class '{target}'{hint}")
 
 
