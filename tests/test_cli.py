@@ -32,6 +32,8 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
         "train",
         "sweep",
         "evaluate",
+        "fewshot",
+        "inspect",
         "benchmark",
         "convert",
         "report",
@@ -42,7 +44,9 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
 
 def test_help_and_models_do_not_import_torch():
     verbs = ("demo", "models", "data", "config", "train", "sweep", "evaluate", "convert", "report")
-    helps = [f"['{verb}', '--help']" for verb in (*verbs, "benchmark", "runs")]
+    helps = [
+        f"['{verb}', '--help']" for verb in (*verbs, "fewshot", "inspect", "benchmark", "runs")
+    ]
     calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
     code = "import sys\nfrom vitrail.cli import main\n"
     for call in calls:
@@ -118,8 +122,13 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["data", "digits", "--filtered", "x.txt"], "need --duplicates or --against DATA"),
         (["evaluate", "{weights}", "digits"], "this model has no preprocessing"),
         (["benchmark", "no-such-model"], "neither a file nor a published name"),
-        (["benchmark", "Ti/16", "--sizes", "big"], "--sizes big: expected whole numbers"),
+        (["benchmark", "Ti/16", "--sizes", "big"], "--sizes big: expected numbers"),
         (["benchmark", "Ti/16", "--batches", "0"], "--batches 0: expected"),
+        (["inspect", "{weights}", "x.jpg", "--out", "x"], "this model has no preprocessing"),
+        (["inspect", "{weights}", "--out", "x", "--layers", "first"], "--layers first: expected"),
+        (["inspect", "{weights}", "--out", "x", "--layers", "2"], "no attention layer 2: they are"),
+        (["inspect", "{weights}", "--out", "x", "--class", "cat"], "this model has no class 'cat'"),
+        (["inspect", "{weights}", "--out", "x", "--size", "8"], "hold no patch of 16 pixels"),
         (["report", "no-run"], "no-run is no run folder"),
         (["runs", "no-runs"], "no runs below no-runs"),
     ],

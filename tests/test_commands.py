@@ -16,7 +16,7 @@ import vitrail
 from tests.data.gallery import scene
 from tests.models import small
 from vitrail.cli import main
-from vitrail.commands import Wishes, compare, look_at_data, report, sweep
+from vitrail.commands import Wishes, compare, look_at_data, look_inside, report, sweep
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
@@ -76,8 +76,22 @@ def test_a_folder_becomes_a_measured_model(run, photos):
     names = {path.name for path in run.folder.iterdir()}
     assert names >= {
         *("config.toml", "run.json", "metrics.jsonl", "log.txt", "model.safetensors"),
-        *("last.pt", "augmented.jpg", "evaluation", "report.html"),
+        *("last.pt", "augmented.jpg", "evaluation", "inspection", "report.html"),
     }
+    inside = json.loads((run.folder / "inspection" / "inspection.json").read_text("utf-8"))
+    assert inside["split"] == "test"
+    assert {image["truth"] for image in inside["images"]} == {"blue", "green", "red"}
+    assert "What it looks at" in (run.folder / "report.html").read_text("utf-8")
+
+
+def test_a_run_that_cannot_be_looked_into_says_why(run, tmp_path, capsys):
+    copy = Run(tmp_path)
+    (tmp_path / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
+    look_inside(copy, "cpu")
+    said = capsys.readouterr().err
+    assert said.startswith("inside   not looked at: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "inspection").exists()
 
 
 def test_the_model_answers_for_a_picture_by_the_names_of_the_folders(run, photos):

@@ -15,6 +15,7 @@ PUBLIC = {
     "create": "vitrail.model",
     "evaluate": "vitrail.commands",
     "fewshot": "vitrail.commands",
+    "inspect": "vitrail.commands",
     "load": "vitrail.weights.loading",
     "save": "vitrail.weights.loading",
     "train": "vitrail.commands",

@@ -299,6 +299,50 @@ def fewshot(
 
 
 @main.command()
+@click.argument("model")
+@click.argument("images", nargs=-1, metavar="[IMAGE]...")
+@click.option("--out", required=True, metavar="DIR", help="The folder for pictures and numbers.")
+@click.option("--layers", help="Layers to show, as 0,5,-1; all distances and four maps if not set.")
+@click.option("--size", help="Show the images at SIDE or ROWSxCOLUMNS pixels.")
+@click.option(
+    "--class", "target", help="Class of gradient-weighted rollout.  [default: the answer]"
+)
+@DEVICE
+@AS_JSON
+def inspect(model: str, images: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
+    """Filters, positions, attention distance, rollout, as pictures.
+
+    Without IMAGE: what the weights alone show, which is filters and positions.
+    """
+    from vitrail.commands import inspect
+
+    if wishes["layers"] is not None:
+        wishes["layers"] = parse_numbers("--layers", wishes["layers"])
+    wishes["size"] = None if wishes["size"] is None else parse_size(wishes["size"])
+    found = inspect(model, list(images), **wishes)
+    for name, reason in found["broken"]:
+        click.echo(f"left out  {name}: {reason}", err=True)
+    if as_json:
+        click.echo(json.dumps(found, ensure_ascii=False))
+    else:
+        show_inside(found)
+
+
+def show_inside(found: dict[str, Any]) -> None:
+    """What `vitrail inspect` found, for a terminal."""
+    click.echo(found["model"])
+    for row in (found["attention_distance"] or {"layers": ()})["layers"]:
+        heads = "  ".join(f"{pixels:6.1f}" for pixels in row["heads"])
+        click.echo(
+            f"layer {row['layer']:>2}  {heads}  px; {row['uniform']:.1f} if everywhere alike"
+        )
+    for what, reason in found["absent"].items():
+        click.echo(f"no {what}: {reason}")
+    for pictures in (found["files"], *(image["files"] for image in found["images"])):
+        click.echo(pictures["page"])
+
+
+@main.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option("--sizes", default="", help="Pixels, as 64,128,224,384,512; else each model's own.")
 @click.option("--batches", default="", help="Batch sizes, as 1,64; else 1, 2, 4 … to the peak.")

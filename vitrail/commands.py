@@ -16,11 +16,15 @@ from vitrail.data.sheet import sheet as contact_sheet
 from vitrail.data.source import Data, Source
 from vitrail.data.store import pack_data
 from vitrail.data.vtab import task_of
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, one_line
 from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import extract, kept_features
+from vitrail.inspection import inspecting
+from vitrail.inspection.looking import Picture, inspector
+from vitrail.inspection.summary import summarise
 from vitrail.model import Classifier
+from vitrail.model.checks import as_size
 from vitrail.report import comparison, page, sweeps
 from vitrail.report import duplicates as duplicates_page
 from vitrail.runs import Run
@@ -28,7 +32,7 @@ from vitrail.settings import build, changed, find, parse, put, read, recipes
 from vitrail.settings import load as load_settings
 from vitrail.training import sweep as sweeping
 from vitrail.training import training
-from vitrail.training.devices import cores, devices
+from vitrail.training.devices import choose, cores, devices
 from vitrail.web import cache
 from vitrail.weights.loading import load
 
@@ -125,14 +129,16 @@ def train(
         raise VitrailError(f"{folder} holds {runs.described(run)}; nothing is left to do")
     run = training.train(order.config, folder, resume=resume, device=device, facts=order.facts())
     if run.writes:
-        finish(run)
+        finish(run, device)
     return run
 
 
-def finish(run: Run) -> None:
+def finish(run: Run, device: str) -> None:
     """The report, and the last lines."""
-    target = page.write(run.folder)
     info = run.info()
+    if info["status"] == "finished":
+        look_inside(run, device)
+    target = page.write(run.folder)
     top1, split, n = runs.score(run)
     told = [f"done in {duration(info['seconds'])}"]
     if info["status"] != "finished":
@@ -148,6 +154,17 @@ def finish(run: Run) -> None:
             f"next     vitrail evaluate {run.folder} DATA   or, in Python, "
             f"vitrail.load('{run.folder}').predict('photo.jpg')"
         )
+
+
+def look_inside(run: Run, device: str) -> None:
+    """What the model of a run looks at, for its report; nothing is lost where that fails."""
+    try:
+        data = training.open_parts(load_settings(run.folder / "config.toml"))
+        split = next(name for name in ("test", "val", "train") if name in data.parts)
+        model = load(run.folder).to(choose(device))
+        summarise(model, data.part(split), split, run.folder / "inspection")
+    except (VitrailError, RuntimeError) as error:
+        run.say(f"inside   not looked at: {one_line(error)}")
 
 
 def sweep(
@@ -166,6 +183,8 @@ def sweep(
     result = sweeping.sweep(order.config, folder, seeds=seeds, device=device, facts=order.facts())
     if is_main():
         for path in final_runs(result):
+            if not (path / "inspection").exists():
+                look_inside(Run(path), device)
             page.write(path)
         comparison.compare(final_runs(result), folder / "report.html", sweeps.tables(result))
     return {"name": order.title, **result, "report": str(folder / "report.html")}
@@ -243,6 +262,31 @@ def evaluate(
             other = f"{Path(str(data)).name}-{labels or split}"
             Run(run).write_evaluation(split if own else runs.name_of(other, ()), result)
     return result
+
+
+def inspect(
+    model: str | Path | Classifier,
+    images: Picture | Sequence[Picture] = (),
+    *,
+    out: str | Path,
+    layers: Sequence[int] | None = None,
+    size: int | tuple[int, int] | None = None,
+    target: str | int | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Filters, positions, attention distance, rollout and features as pictures in a folder.
+
+    `layers`, counted from 0 or back from -1, are those whose heads are shown; `target` is the class
+    of gradient-weighted rollout, the model's own answer by default.
+    """
+    pictures = [images] if isinstance(images, Picture) else list(images)
+    loaded = model if isinstance(model, Classifier) else load(model, size=size)
+    asked = inspector(
+        loaded, layers=layers, size=None if size is None else as_size(size), target=target
+    )
+    with devices(device, "float32") as where, count_progress("inspecting", where.main) as advance:
+        loaded.to(where.device)
+        return inspecting.inspect(asked, pictures, Path(out), advance)
 
 
 def part_of(model: Classifier, data: str | Path, split: str) -> Source:

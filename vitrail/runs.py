@@ -8,6 +8,7 @@ model.safetensors  the weights that were kept, with classes and preprocessing
 last.pt            all that an exact resume needs
 augmented.jpg      training images as the model saw them
 evaluation/*.json  one per evaluated part of the data
+inspection/        what the model looks at: numbers in inspection.json, and pictures
 report.html        all of the above on one page
 """
 

@@ -187,6 +187,59 @@ def test_a_class_without_pictures_has_no_recall(tmp_path):
     assert row[3:] == ["–", "–", "no image of this class"]
 
 
+def look_into(folder: Path, **changes) -> Path:
+    """What an inspection leaves in a run's folder."""
+    inside = folder / "inspection"
+    inside.mkdir()
+    for name in ("filters.png", "positions.png", "picture-1.jpg", "picture-2.jpg"):
+        Image.new("RGB", (40, 20), "teal").save(inside / name)
+    seen = [[0.5, 0.5]]
+    image = {"truth": "daisy", "probability": 0.9, "rollout": seen, "gradient_rollout": seen}
+    heads = [{"layer": layer, "heads": [20.0, 90.5], "uniform": 116.5} for layer in range(3)]
+    found = {
+        "split": "test",
+        "images": [
+            image | {"name": "daisy/<1>.jpg", "guess": "daisy"},
+            image | {"name": "daisy/2.jpg", "guess": "tulips"},
+        ],
+        "attention_distance": {"n": 1234, "layers": heads},
+        "absent": {"positions": "nobody <knows>"},
+    }
+    (inside / "inspection.json").write_text(json.dumps(found | changes), "utf-8")
+    return inside
+
+
+def test_what_the_model_looks_at_is_shown_where_it_was_looked_into(tmp_path, flowers_page):
+    assert "inside" not in flowers_page.ids
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=20))
+    look_into(folder)
+    page = written(folder)
+    assert "inside" in page.ids
+    assert "2 pictures of test. From left to right: what the model sees, attention" in page.text
+    assert "daisy 90.0 % daisy/<1>.jpg" in page.text
+    assert "tulips , is daisy , 90.0 % daisy/2.jpg" in page.text
+    assert "over 1,234 pictures of test" in page.text
+    assert "Mean attention distance in pixels against layers" in page.html
+    assert "Not shown: nobody <knows>." in page.text
+    assert sum(address.startswith("data:image/png") for address in page.addresses) == 2
+
+
+@pytest.mark.parametrize("how", ["cut short", "other kinds", "no pictures", "large"])
+def test_a_damaged_inspection_costs_no_more_than_itself(tmp_path, how):
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=20))
+    odd = {"images": [3, {}], "attention_distance": {"layers": [{}, {"heads": ["x", None]}]}}
+    inside = look_into(folder, **(odd if how == "other kinds" else {}))
+    path = inside / "inspection.json"
+    if how == "cut short":
+        path.write_bytes(path.read_bytes()[:50])
+    elif how != "other kinds":
+        for picture in inside.glob("*.*g"):
+            picture.write_bytes(b"no picture" if how == "no pictures" else bytes(500_000))
+    page = written(folder)
+    assert ("inside" in page.ids) == (how != "cut short")
+    assert "Settings" in page.text
+
+
 def test_a_model_without_mistakes_is_not_missing_any(tmp_path):
     folder = fake_run(tmp_path / "run", made=Recipe(skill=1.0))
     page = written(folder)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from vitrail.model.initialisation import dense, xavier_stacked
 from vitrail.model.positions import RelativePositions
 
+ALL = slice(None)
+
 
 class Attention(nn.Module):
     """Multi-head self-attention (appendix A), with relative positions where they are asked for."""
@@ -45,12 +47,12 @@ class Attention(nn.Module):
     def bias(self, q: Float[Tensor, "b h n k"]) -> Float[Tensor, "b h n n"] | None:
         return None if self.relative is None else self.relative(q)
 
-    def weights(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h n n"]:
+    def weights(self, x: Float[Tensor, "b n d"], rows: slice = ALL) -> Float[Tensor, "b h r n"]:
         """Who looks at whom: row i says how much token i takes from every token."""
         q, k, _ = self.split(x)
-        logits = q @ k.mT / k.shape[-1] ** 0.5
+        logits = q[:, :, rows] @ k.mT / k.shape[-1] ** 0.5
         bias = self.bias(q)
-        return (logits if bias is None else logits + bias).softmax(-1)
+        return (logits if bias is None else logits + bias[:, :, rows]).softmax(-1)
 
 
 class AxialAttention(Attention):
@@ -73,18 +75,26 @@ class AxialAttention(Attention):
         ).unbind(0)
         return q, k, v
 
-    def weights(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b h n n"]:
+    def weights(self, x: Float[Tensor, "b y x d"], rows: slice = ALL) -> Float[Tensor, "b h r n"]:
         """Who looks at whom among all tokens of the grid: zero off the line."""
         q, k, _ = self.split(x)
         lines = (q @ k.mT / k.shape[-1] ** 0.5).softmax(-1)
-        return whole_grid(lines, self.axis)
+        return whole_grid(lines, self.axis, rows)
 
 
 def whole_grid(
-    lines: Float[Tensor, "b l h m m"], axis: Literal["row", "column"]
-) -> Float[Tensor, "b h n n"]:
-    """Attention inside each of l lines as one matrix over all n = l·m tokens, row by row."""
-    same_line = torch.eye(lines.shape[1], dtype=lines.dtype, device=lines.device)
-    pattern = "b h (l i) (r j)" if axis == "row" else "b h (i l) (j r)"
-    full = torch.einsum("b l h i j, l r -> b h l i r j", lines, same_line)
-    return rearrange(full, f"b h l i r j -> {pattern}")
+    lines: Float[Tensor, "b l h m m"], axis: Literal["row", "column"], rows: slice = ALL
+) -> Float[Tensor, "b h r n"]:
+    """Attention inside each of l lines as rows of one matrix over all n = l·m tokens."""
+    b, count, h, m, _ = lines.shape
+    tokens = torch.arange(count * m, device=lines.device)[rows]
+    places = torch.arange(m, device=lines.device)
+    if axis == "row":
+        line, place = tokens // m, tokens % m
+        seen = line[:, None] * m + places
+    else:
+        line, place = tokens % count, tokens // count
+        seen = line[:, None] + places * count
+    full = lines.new_zeros(b, h, len(tokens), count * m)
+    found = rearrange(lines[:, line, :, place], "r b h j -> b h r j")
+    return full.scatter(-1, seen.expand(b, h, -1, -1), found)

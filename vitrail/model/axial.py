@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.model.attention import whole_grid
+from vitrail.model.attention import ALL, whole_grid
 from vitrail.model.checks import check_fields
 from vitrail.model.classifier import Classifier, zero_head
 from vitrail.model.positions import resize_line
@@ -43,6 +43,8 @@ class LineAttention(nn.Module):
     Query and key have half the width of the value; each of the three has an embedding for every
     offset between two places of a line of `span` places.
     """
+
+    heads = GROUPS
 
     def __init__(self, channels: int, span: int, axis: Literal["row", "column"]) -> None:
         super().__init__()
@@ -83,13 +85,13 @@ class LineAttention(nn.Module):
         logits = self.logits_norm(torch.cat([content, query, key], 1))
         return logits.unflatten(1, (3, GROUPS)).sum(1).softmax(-1)
 
-    def weights(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b h n n"]:
+    def weights(self, x: Float[Tensor, "b c y x"], rows: slice = ALL) -> Float[Tensor, "b h r n"]:
         """Who looks at whom among all places of the map: zero off the line."""
         lines = "(b y) c x" if self.axis == "row" else "(b x) c y"
         q, k, _, rq, rk, _ = self.terms(rearrange(x, f"b c y x -> {lines}"))
         weights = self.line_weights(q, k, rq, rk)
         weights = rearrange(weights, "(b l) g i j -> b l g i j", b=x.shape[0])
-        return whole_grid(weights, self.axis)
+        return whole_grid(weights, self.axis, rows)
 
 
 class AxialUnit(nn.Module):

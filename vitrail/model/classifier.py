@@ -42,14 +42,21 @@ class Classifier(nn.Module):
 
     def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d"]:
         """What the head reads: one vector per image."""
-        return self.tokens(images).mean(1)
+        return self.summary(self.tokens(images))
 
     def tokens(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b n d"]:
         """The final sequence; a convolutional network's last map counts as one, row by row."""
         raise NotImplementedError
 
+    def summary(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
+        """The vector that the head reads, made of the final sequence."""
+        return tokens.mean(1)
+
     def attention_layers(self) -> list[nn.Module]:
-        """Modules whose `weights(x)` says who looks at whom, from input to output."""
+        """Modules whose `weights(x)` says who looks at whom, from input to output.
+
+        `weights(x, rows)` builds some of the rows alone.
+        """
         return []
 
     def run(self, stage: nn.Module, x: Tensor) -> Tensor:

@@ -181,8 +181,8 @@ class ViT(Classifier):
         self.feature_width = a.width
         self.head = zero_head(a.hidden or a.width, a.classes, a.head_bias)
 
-    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d"]:
-        x = self.pooled(self.tokens(images))
+    def summary(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
+        x = self.pooled(tokens)
         if self.architecture.norm_after_pool:
             x = self.norm(x)
         return x if self.hidden is None else self.hidden(x).tanh()

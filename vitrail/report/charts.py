@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from vitrail.report.curves import Line, time_unit
+from vitrail.report.inside import Distances
 from vitrail.report.results import Bin
 
 RUN_COLOURS = tuple(f"run{index}" for index in range(10))
@@ -192,6 +193,26 @@ def calibration(key: str, bins: Sequence[Bin]) -> Markup:
             part.set_xlim(0, 1)
             part.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.0f} %"))
         return inline(figure, key, "Share of right answers against confidence")
+
+
+def attention_distances(distances: Sequence[Distances]) -> Markup:
+    """A dot for each head, by layer, under the line of heads that look everywhere alike."""
+    if not distances:
+        return Markup()
+    with rc_context(STYLE):
+        figure, axes = blank(WIDE, top=10)
+        for one in distances:
+            dots = {"color": STAND_INS["train"], "alpha": 0.8, "mew": 0}
+            axes.plot([one.layer] * len(one.heads), one.heads, "o", ms=4.2, **dots)
+        layers = [one.layer for one in distances]
+        even = [one.uniform for one in distances]
+        axes.step(layers, even, where="mid", color=STAND_INS["muted"], lw=1, ls=(0, (4, 3)))
+        axes.set_ylim(0)
+        axes.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
+        axes.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 5, 10], integer=True))
+        name_side(axes, "layer", -1)
+        return inline(figure, "distance", "Mean attention distance in pixels against layers")
 
 
 def inline(figure: Figure, key: str, words: str) -> Markup:

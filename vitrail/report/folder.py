@@ -15,6 +15,7 @@ from PIL import Image
 
 from vitrail.errors import VitrailError, one_line
 from vitrail.report.fields import Fields, as_number, as_text, is_number, read_object
+from vitrail.report.inside import Inside, read_inside
 from vitrail.report.results import Evaluation, read_results
 from vitrail.report.words import plural
 
@@ -60,6 +61,7 @@ class Run:
     evaluations: dict[str, Evaluation]
     sheet: str
     """The sheet of augmented pictures as a data URI, or nothing."""
+    inside: Inside
     notes: dict[str, str]
     """What is wrong with a file, by its name."""
 
@@ -92,6 +94,7 @@ def read_run(path: Path) -> Run:
         val=val,
         evaluations=evaluations,
         sheet=sheet,
+        inside=read_inside(path / "inspection"),
         notes={
             "run.json": info_note,
             "config.toml": settings_note,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vitrail.report import progress, sections
-from vitrail.report.charts import calibration
+from vitrail.report.charts import attention_distances, calibration
 from vitrail.report.comparison import compare as compare
 from vitrail.report.folder import Run, read_run
 from vitrail.report.rendering import put, render
@@ -35,6 +35,8 @@ def page(run: Run) -> str:
         class_tables=sections.class_tables(result) if result else ([], []),
         confidence=sections.confidence(result) if result else "",
         calibration=calibration("calibration", result.calibration) if result else "",
+        inside=run.inside,
+        distance_chart=attention_distances(run.inside.distances),
         changed=sections.changed(run),
         setting_groups=sections.setting_groups(run),
         cost=sections.cost(run),

@@ -1,0 +1,1 @@
+"""Model and pictures → what lies inside: filters, positions, attention, features."""
