@@ -12,9 +12,11 @@ def test_the_public_names_are_these():
     assert sorted(vitrail.PUBLIC) == [
         "Classifier",
         "VitrailError",
+        "benchmark",
         "convert",
         "create",
         "evaluate",
+        "fewshot",
         "inspect",
         "load",
         "save",

@@ -16,11 +16,12 @@ import vitrail
 from tests.data.gallery import scene
 from tests.models import small
 from vitrail.cli import main
-from vitrail.commands import Wishes, compare, look_at_data, look_inside, report, sweep
+from vitrail.commands import compare, look_inside, report, sweep
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
+from vitrail.survey import Wishes, look_at_data
 
 SHORT = {
     "model.variant": "Ti/8",

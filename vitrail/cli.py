@@ -118,7 +118,7 @@ def data(data: str, settings: tuple[str, ...], as_json: bool, **wishes: Any) -> 
 
     Without options: classes and counts. SETTINGS are those of [data], as data.val=0.2.
     """
-    from vitrail.commands import Wishes, look_at_data
+    from vitrail.survey import Wishes, look_at_data
 
     found = look_at_data(data, Wishes(**wishes), settings)
     if as_json:

@@ -1,22 +1,14 @@
 """What the verbs do, callable from Python: `vitrail.train(...)`, `vitrail.evaluate(...)`."""
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vitrail import runs
-from vitrail.config import Config
 from vitrail.console import count_progress, duration, is_main, say
-from vitrail.data import checking, duplicates
-from vitrail.data.catalogue import CATALOGUE
-from vitrail.data.opening import as_brought, open_data
-from vitrail.data.sheet import sheet as contact_sheet
-from vitrail.data.source import Data, Source
-from vitrail.data.store import pack_data
-from vitrail.data.vtab import task_of
-from vitrail.errors import VitrailError, did_you_mean, one_line
+from vitrail.data.opening import open_data
+from vitrail.data.source import Source
+from vitrail.errors import VitrailError, one_line
 from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import extract, kept_features
@@ -25,92 +17,16 @@ from vitrail.inspection.looking import Picture, inspector
 from vitrail.inspection.summary import summarise
 from vitrail.model import Classifier
 from vitrail.model.checks import as_size
+from vitrail.orders import Settings, understand
 from vitrail.report import comparison, page, sweeps
-from vitrail.report import duplicates as duplicates_page
 from vitrail.runs import Run
-from vitrail.settings import build, changed, find, parse, put, read, recipes
+from vitrail.settings import build, read
 from vitrail.settings import load as load_settings
 from vitrail.training import sweep as sweeping
 from vitrail.training import training
 from vitrail.training.devices import choose, cores, devices
 from vitrail.web import cache
 from vitrail.weights.loading import load
-
-DEFAULT = "finetune/folder"
-"""The recipe for a plain folder."""
-
-Settings = Mapping[str, Any] | Sequence[str]
-"""`{"optim.lr": 0.01}` or `["optim.lr=0.01"]`."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """What a user asked for."""
-
-    config: Config
-    recipe: str
-    title: str
-    """What the run folder is named after."""
-    changed: tuple[str, ...]
-    """Settings beyond the recipe's."""
-    folder: Path | None = None
-    """The run folder that was given in place of a recipe."""
-
-    def facts(self) -> dict[str, Any]:
-        """For run.json."""
-        return runs.provenance(runs.command_line()) | {
-            "recipe": self.recipe,
-            "changed": list(self.changed),
-        }
-
-    def out(self, out: str | Path | None) -> Path:
-        """Where the run will be."""
-        return (
-            Path(out)
-            if out
-            else self.folder or Path("runs") / runs.name_of(self.title, self.changed)
-        )
-
-
-def understand(what: str | Path, settings: Settings = (), lists: bool = False) -> Order:
-    """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try."""
-    pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
-    recipe, extra, folder = locate(what)
-    values = read(find(recipe))
-    before = dict(values)
-    title = recipe if not extra else Path(extra[0][1]).name or "data"
-    for name, value in [*extra, *pairs]:
-        swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
-        put(values, f"sweep.{name}" if swept else name, value)
-        if not swept:
-            values.pop(f"sweep.{name}", None)  # one value leaves nothing to try
-        if name == "data.source" and (task := task_of(str(value))) is not None:
-            for own, wanted in task.settings.items():  # a later setting can still change it
-                put(values, own, wanted)
-    config = build(values)
-    told = tuple(
-        setting
-        for setting in changed(config, build(before))
-        if not (extra and setting.startswith("data.source="))
-    )
-    name = Path(title).stem if title.endswith(".toml") else title
-    return Order(config, recipe, name, told, folder)
-
-
-def locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
-    """The recipe, the settings that a FOLDER stands for, and the run folder, if it is one."""
-    text, path = str(what), Path(what)
-    if runs.is_run(path):
-        return str(path / "config.toml"), [], path
-    if path.is_file() and path.suffix == ".toml":
-        return text, [], None
-    if (name := text.removesuffix(".toml")) in recipes():
-        return name, [], None
-    is_data = os.path.lexists(path) or text in CATALOGUE or "://" in text or ".tar" in text
-    if is_data:
-        return DEFAULT, [("data.source", text)], None
-    hint = did_you_mean(text, [*recipes(), *CATALOGUE]) or "; `vitrail config` lists the recipes"
-    raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known data set{hint}")
 
 
 def train(
@@ -340,81 +256,6 @@ def fewshot(
 def run_of(model: Path) -> Path | None:
     """The run folder that a MODEL is, or lies in."""
     return next((folder for folder in (model, model.parent) if runs.is_run(folder)), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What `vitrail data` is to do beside counting."""
-
-    check: bool = False
-    """Decode every picture."""
-    duplicates: bool = False
-    against: tuple[str, ...] = ()
-    """Other DATA to look for duplicates in."""
-    report: str = ""
-    """Where a page about the duplicates goes."""
-    filtered: str = ""
-    """Where the names of train go that do not come back elsewhere."""
-    sheet: bool = False
-    pack: str = ""
-    """Where the store goes; without what comes back in the other DATA."""
-    split: bool = False
-    workers: int = 0
-
-
-def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> dict[str, Any]:
-    """What a data set holds and what is wrong with it: one entry for each thing that was asked."""
-    pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
-    values: dict[str, Any] = {}
-    for name, value in [("data.source", str(what)), *pairs]:
-        put(values, name, value)
-    if (wishes.report or wishes.filtered) and not (wishes.duplicates or wishes.against):
-        raise VitrailError("--report and --filtered need --duplicates or --against DATA")
-    data = training.open_parts(build(values))
-    result: dict[str, Any] = {}
-    with count_progress(f"reading {data.name}") as advance:
-        if wishes.check:
-            result["check"] = checking.check(data, workers=wishes.workers, progress=advance)
-        else:
-            result["check"] = checking.describe(data)
-        if wishes.duplicates or wishes.against:
-            result["duplicates"] = duplicates.find(
-                data,
-                against=[as_brought(other) for other in wishes.against],
-                inside=wishes.duplicates,
-                workers=wishes.workers,
-                progress=advance,
-            )
-    result |= kept_of(data, wishes, result.get("duplicates"))
-    if wishes.sheet:
-        target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
-        contact_sheet(data.part("train")).save(target, quality=88)
-        result["sheet"] = str(target)
-    if wishes.split:
-        result["split"] = {name: list(part.names) for name, part in data.parts.items()}
-    return result
-
-
-def kept_of(data: Data, wishes: Wishes, found: duplicates.Duplicates | None) -> dict[str, Any]:
-    """What is written of a data set once it is known what lies in it twice."""
-    result: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    if found is not None and wishes.report:
-        result["report"] = str(duplicates_page.write(found, Path(wishes.report)))
-    if found is not None and (wishes.filtered or wishes.against):
-        kept, _ = duplicates.without(data, found)
-        left_out = duplicates.reasons(found)
-        result["kept"], result["removed"] = len(kept.targets), len(left_out)
-        if wishes.filtered:
-            runs.write_text(Path(wishes.filtered), "".join(f"{name}\n" for name in kept.names))
-            result["filtered"] = wishes.filtered
-        if wishes.against:
-            data = replace(data, train=kept)
-    if wishes.pack:
-        with count_progress(f"packing {data.name}") as advance:
-            broken = pack_data(data, Path(wishes.pack), progress=advance)
-        result["pack"] = [*broken, *(left_out.items() if wishes.against else ())]
-    return result
 
 
 def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:

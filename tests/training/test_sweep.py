@@ -15,9 +15,10 @@ import pytest
 from tests.conftest import SHARED
 from tests.data.lists import write_lists
 from vitrail.cli import show_sweeps
-from vitrail.commands import sweep, understand
+from vitrail.commands import sweep
 from vitrail.data import vtab
 from vitrail.errors import FailureError, VitrailError
+from vitrail.orders import understand
 from vitrail.report.sweeps import tables, tasks
 from vitrail.runs import Run
 from vitrail.settings import load

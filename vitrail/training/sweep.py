@@ -142,6 +142,8 @@ def sweep(
 ) -> dict[str, Any]:
     """The whole protocol, in folders below `out`; what is finished there is not done again."""
     grid = points(config)
+    if config.train.objective == "masked":
+        raise VitrailError("a sweep chooses by val top-1, which train.objective=masked has not")
     if seeds < 1:
         raise VitrailError(f"--seeds {seeds}: expected at least one")
     sources, absent = present(config)

@@ -1,0 +1,94 @@
+"""What `vitrail data` does: look at a data set, and write what is asked for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitrail import runs
+from vitrail.console import count_progress
+from vitrail.data import checking, duplicates
+from vitrail.data.opening import as_brought
+from vitrail.data.sheet import sheet as contact_sheet
+from vitrail.data.source import Data
+from vitrail.data.store import pack_data
+from vitrail.errors import VitrailError
+from vitrail.orders import Settings
+from vitrail.report import duplicates as duplicates_page
+from vitrail.settings import build, parse, put
+from vitrail.training.training import open_parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What `vitrail data` is to do beside counting."""
+
+    check: bool = False
+    """Decode every picture."""
+    duplicates: bool = False
+    against: tuple[str, ...] = ()
+    """Other DATA to look for duplicates in."""
+    report: str = ""
+    """Where a page about the duplicates goes."""
+    filtered: str = ""
+    """Where the names of train go that do not come back elsewhere."""
+    sheet: bool = False
+    pack: str = ""
+    """Where the store goes; without what comes back in the other DATA."""
+    split: bool = False
+    workers: int = 0
+
+
+def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> dict[str, Any]:
+    """What a data set holds and what is wrong with it: one entry for each thing that was asked."""
+    pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
+    values: dict[str, Any] = {}
+    for name, value in [("data.source", str(what)), *pairs]:
+        put(values, name, value)
+    if (wishes.report or wishes.filtered) and not (wishes.duplicates or wishes.against):
+        raise VitrailError("--report and --filtered need --duplicates or --against DATA")
+    data = open_parts(build(values))
+    result: dict[str, Any] = {}
+    with count_progress(f"reading {data.name}") as advance:
+        if wishes.check:
+            result["check"] = checking.check(data, workers=wishes.workers, progress=advance)
+        else:
+            result["check"] = checking.describe(data)
+        if wishes.duplicates or wishes.against:
+            result["duplicates"] = duplicates.find(
+                data,
+                against=[as_brought(other) for other in wishes.against],
+                inside=wishes.duplicates,
+                workers=wishes.workers,
+                progress=advance,
+            )
+    result |= kept_of(data, wishes, result.get("duplicates"))
+    if wishes.sheet:
+        target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
+        contact_sheet(data.part("train")).save(target, quality=88)
+        result["sheet"] = str(target)
+    if wishes.split:
+        result["split"] = {name: list(part.names) for name, part in data.parts.items()}
+    return result
+
+
+def kept_of(data: Data, wishes: Wishes, found: duplicates.Duplicates | None) -> dict[str, Any]:
+    """What is written of a data set once it is known what lies in it twice."""
+    result: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    if found is not None and wishes.report:
+        result["report"] = str(duplicates_page.write(found, Path(wishes.report)))
+    if found is not None and (wishes.filtered or wishes.against):
+        kept, _ = duplicates.without(data, found)
+        left_out = duplicates.reasons(found)
+        result["kept"], result["removed"] = len(kept.targets), len(left_out)
+        if wishes.filtered:
+            runs.write_text(Path(wishes.filtered), "".join(f"{name}\n" for name in kept.names))
+            result["filtered"] = wishes.filtered
+        if wishes.against:
+            data = replace(data, train=kept)
+    if wishes.pack:
+        with count_progress(f"packing {data.name}") as advance:
+            broken = pack_data(data, Path(wishes.pack), progress=advance)
+        result["pack"] = [*broken, *(left_out.items() if wishes.against else ())]
+    return result
