@@ -79,7 +79,7 @@ def look_inside(run: Run, device: str) -> None:
         split = next(name for name in ("test", "val", "train") if name in data.parts)
         model = load(run.folder).to(choose(device))
         summarise(model, data.part(split), split, run.folder / "inspection")
-    except (VitrailError, RuntimeError) as error:
+    except (VitrailError, RuntimeError, OSError) as error:
         run.say(f"inside   not looked at: {one_line(error)}")
 
 
@@ -229,6 +229,7 @@ def fewshot(
 
     On train itself, it is asked about the pictures that were not shown.
     """
+    few.check(shots, seeds, ridges)
     with devices(device, "auto") as where:
         loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
         parts = {name: part_of(loaded, data, name) for name in dict.fromkeys(("train", split))}

@@ -231,7 +231,7 @@ class Config:
         check(self)
 
 
-ABOVE_ZERO = ("train.batch", "optim.lr", "data.size", "system.log_steps")
+ABOVE_ZERO = ("train.batch", "train.masked_share", "optim.lr", "data.size", "system.log_steps")
 RATES = (
     *("model.dropout", "model.drop_path", "data.val", "data.test", "augment.area"),
     *(
@@ -314,6 +314,8 @@ def label_settings(config: Config) -> list[str]:
     """Settings that only make sense with labels, of those that are set."""
     train, augment = config.train, config.augment
     values = {
+        "model.hidden": config.model.hidden,
+        "data.sampling": config.data.sampling != "uniform",
         "train.freeze": train.freeze,
         "train.label_smoothing": train.label_smoothing,
         "train.class_weights": train.class_weights != "none",

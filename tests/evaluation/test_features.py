@@ -8,6 +8,7 @@ from tests.models import small
 from vitrail import VitrailError
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import ArraySource, Subset
+from vitrail.evaluation import features
 from vitrail.evaluation.features import extract, identity, kept_features
 
 
@@ -84,19 +85,38 @@ def test_models_that_see_otherwise_share_nothing(model):
     assert identity(model, None) != other
 
 
-def test_a_damaged_file_is_computed_again(source, model, tmp_path):
+@pytest.mark.parametrize("part", ["keys", "vectors"])
+def test_a_damaged_file_is_computed_again(source, model, tmp_path, part):
     extract(model, source, kept=kept_features(model, None, tmp_path))
-    (path,) = tmp_path.rglob("*.npz")
+    (path,) = tmp_path.rglob(f"*.{part}.npy")
     path.write_bytes(path.read_bytes()[:100])
     seen = Counting(model)
     extract(model, source, kept=kept_features(model, None, tmp_path))
     assert seen.pictures == 7
 
 
-def test_a_place_that_cannot_be_written_costs_nothing_but_time(source, model, tmp_path):
+def test_a_place_that_cannot_be_written_costs_time_and_is_told(source, model, tmp_path, capsys):
     (tmp_path / "features").write_text("a file where a folder should be")
     found = extract(model, source, kept=kept_features(model, None, tmp_path))
     assert len(found.vectors) == 7
+    assert "features are not kept: cannot write" in capsys.readouterr().err
+
+
+def test_what_a_head_or_dropout_is_like_changes_nothing(model, source, tmp_path):
+    extract(model, source, kept=kept_features(model, None, tmp_path))
+    model.replace_head(3)
+    seen = Counting(model)
+    extract(model, source, kept=kept_features(model, None, tmp_path))
+    assert seen.pictures == 0
+
+
+def test_a_long_extraction_is_written_on_the_way(source, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "ENOUGH", 3)
+    kept = kept_features(model, None, tmp_path)
+    found = extract(model, source, batch=2, kept=kept)
+    assert len(list(tmp_path.rglob("*.keys.npy"))) == 2  # after four pictures, and at the end
+    again = extract(model, source, kept=kept_features(model, None, tmp_path))
+    assert torch.equal(found.vectors, again.vectors)
 
 
 def test_a_model_without_preprocessing_is_one_line(source, model):

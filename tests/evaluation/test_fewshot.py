@@ -1,5 +1,7 @@
 """Few-shot accuracy against a direct solution in float64, and what is shown to whom."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -120,6 +122,8 @@ def test_neighbours_vote_by_cosine_and_the_nearer_the_louder():
         ({"shots": []}, "shots"),
         ({"seeds": 0}, "seeds"),
         ({"ridges": [0.0]}, "ridge"),
+        ({"ridges": [math.nan]}, "ridge"),
+        ({"ridges": []}, "ridge"),
     ],
 )
 def test_numbers_that_cannot_be_meant_are_one_line(wrong, told):

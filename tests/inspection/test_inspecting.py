@@ -133,6 +133,15 @@ def test_layers_count_from_both_ends():
         checked_layers([0], 0)
 
 
+@pytest.mark.parametrize("name", ["cat.png", "model.png"])
+def test_a_photograph_is_never_overwritten(tmp_path, name):
+    photo = write(tmp_path / name, 1)
+    before = photo.read_bytes()
+    with pytest.raises(VitrailError, match="would be overwritten; choose another folder"):
+        vitrail.inspect(ready("vit"), [photo], out=tmp_path, device="cpu")
+    assert photo.read_bytes() == before
+
+
 def test_names_never_collide(tmp_path):
     photos = [write(tmp_path / name, 1) for name in ("a.png", "b/a.png", "model.png")]
     found = vitrail.inspect(ready("resnet"), photos, out=tmp_path / "out", device="cpu")

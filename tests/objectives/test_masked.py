@@ -177,6 +177,12 @@ def test_a_resnet_has_no_patches_to_hide():
         MaskedPatches(small("resnet", classes=0, size=64))
 
 
+def test_images_that_are_no_whole_number_of_patches_are_one_line():
+    hybrid = small("hybrid", classes=0, size=72)
+    with pytest.raises(VitrailError, match="72 × 72 pixels are no whole number of patches of 32"):
+        MaskedPatches(hybrid)
+
+
 def test_patches_that_do_not_divide_are_one_line():
     odd = vitrail.create("Ti/14", depth=1, size=56, classes=0)
     with pytest.raises(VitrailError, match="14 pixels do not divide into 4"):

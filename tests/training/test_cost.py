@@ -52,7 +52,7 @@ def test_the_rule_gives_the_papers_table_6(name, epochs, published, within):
     assert exaflops(GMACS[name], JFT * epochs) == pytest.approx(published, rel=within)
 
 
-def meter(before, joules, world=1, **changes) -> Meter:
+def meter(before, joules, **changes) -> Meter:
     plain = {"gmacs": 2.0, "trained_gmacs": 2.0, "features": 0, "batch": 10}
     counted = iter(joules)
     return Meter(
@@ -95,19 +95,19 @@ def test_a_run_from_before_costs_were_kept_keeps_its_time():
     assert told == {"device_days": 2.0, "energy_joules": None}
 
 
-def test_a_frozen_backbone_costs_one_forward_pass_a_sitting_and_its_head():
+def test_a_frozen_backbone_costs_the_features_it_computes_and_its_head():
     first = meter(earlier({}), [None, None], trained_gmacs=0.001, features=100).read(step=5)
     head, forward = 6 * 0.001e9 * 50, 2 * 2e9 * 100
     assert first["exaflops"] == pytest.approx((head + forward) / 1e18)
-    again = meter(earlier({"cost": first}), [None, None], trained_gmacs=0.001, features=100)
-    assert again.read(step=5)["exaflops"] == pytest.approx((head + 2 * forward) / 1e18)
+    again = meter(earlier({"cost": first}), [None, None], trained_gmacs=0.001, features=50)
+    assert again.read(step=5)["exaflops"] == pytest.approx((head + 1.5 * forward) / 1e18)
 
 
 def test_every_run_says_what_it_cost_and_a_resumed_one_all_of_it(tmp_path):
     run = train("digits/vit", ["train.steps=4", *SHORT], out=tmp_path / "run", device="cpu")
     cost = run.info()["cost"]
     assert set(cost) == {
-        *("gmacs", "images_seen", "exaflops", "device_days"),
+        *("gmacs", "images_seen", "features_computed", "exaflops", "device_days"),
         *("energy_joules", "peak_memory_bytes", "sittings"),
     }
     assert cost["images_seen"] == 4 * 8
@@ -135,6 +135,9 @@ def test_a_frozen_run_counts_its_features(tmp_path):
     seen = info["data"]["train"] + info["data"]["val"]
     forward = exaflops(info["model"]["gmacs"], seen) / 3
     assert forward < info["cost"]["exaflops"] < 1.05 * forward
+    again = train("finetune/folder", settings, out=tmp_path / "again", device="cpu").info()
+    assert again["cost"]["features_computed"] == 0  # they were kept
+    assert again["cost"]["exaflops"] < 0.05 * forward
 
 
 def test_the_peak_of_memory_is_that_since_it_was_reset():

@@ -56,6 +56,11 @@ def test_the_rule_fills_in_what_nobody_has_set():
     assert not config.train.hyperrule
 
 
+def test_a_length_in_epochs_stays():
+    config = resolve(load("finetune/bit_hyperrule", ["train.epochs=5"]), open_data("digits"))
+    assert (config.train.epochs, config.train.steps) == (5, 0)
+
+
 def test_what_a_user_sets_stays():
     wish = load("finetune/bit_hyperrule", ["train.steps=7", "optim.lr=0.06", "data.size=160"])
     config = resolve(wish, open_data("digits"))

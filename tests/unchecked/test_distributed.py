@@ -15,9 +15,14 @@ from safetensors.torch import load_file
 
 from tests.processes import start, together
 from vitrail.commands import sweep
+from vitrail.model import create
 from vitrail.runs import Run
 from vitrail.settings import load
+from vitrail.training.cost import DAY, Meter, earlier
+from vitrail.training.devices import devices
 from vitrail.training.training import train
+from vitrail.weights.loading import load as load_weights
+from vitrail.weights.loading import save
 
 RECIPE = """
 [model]
@@ -120,6 +125,51 @@ def test_what_two_processes_began_two_processes_end(recipe, tmp_path, parallel):
 def children(pid: int) -> list[int]:
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(child) for child in found]
+
+
+def spent(out: Path, known: tuple[bool, bool]) -> None:
+    """What each of two processes says that both of them used."""
+    with devices("cpu") as where:
+        joules = iter([0.0, 100.0 * (where.rank + 1)] if known[where.rank] else [None, None])
+        meter = Meter(
+            where=where,
+            gmacs=1.0,
+            trained_gmacs=1.0,
+            batch=1,
+            before=earlier({}),
+            joules_at_first=next(joules),
+            joules=lambda: next(joules),
+            began=time.perf_counter() - DAY,
+        )
+        found = meter.read(step=1)
+    (out / f"{where.rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(("known", "joules"), [((True, True), 300.0), ((True, False), None)])
+def test_costs_are_those_of_all_processes(tmp_path, known, joules):
+    together(2, spent, tmp_path, known)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["energy_joules"] == joules
+        assert found["device_days"] == pytest.approx(2, rel=0.01)
+
+
+MASKED = [
+    *("train.objective=masked", "model.pool=mean", "system.checkpoint_steps=0"),
+    *("train.steps=3", "train.evaluations=1"),
+]
+
+
+def test_masked_patches_train_on_two_processes(recipe, tmp_path):
+    old = tmp_path / "old.safetensors"
+    save(create("Ti/4", classes=10, size=16, width=24, depth=2, heads=2, mlp=48), old)
+    begun = [f"model.init={old}", "model.pool="]
+    together(2, one, recipe, tmp_path / "two", *MASKED, *begun)
+    run = Run(tmp_path / "two")
+    assert run.info()["status"] == "finished"
+    assert load_weights(tmp_path / "two").head is None  # what an old head said is not kept
+    val = [event for event in run.events() if event["event"] == "val"]
+    assert val[-1]["n"] == run.info()["data"]["val"]
 
 
 def test_torchrun_starts_the_same(recipe, alone, tmp_path):

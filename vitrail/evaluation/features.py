@@ -6,7 +6,6 @@ is shown. A renamed picture, another split or another data set with the same pic
 
 import hashlib
 import json
-import zipfile
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +17,10 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitrail.console import Advance
+from vitrail.console import Advance, say
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
-from vitrail.errors import VitrailError
+from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.classify import Pictures, evaluating, loader, place, why
 from vitrail.model import Classifier
 from vitrail.model.variants import to_dict
@@ -29,6 +28,8 @@ from vitrail.weights.files import replace_with
 
 DIGEST = 16
 """Bytes that tell pictures apart."""
+ENOUGH = 4096
+"""New vectors that are worth a file: no more than these are lost to a crash."""
 
 
 @dataclass(frozen=True)
@@ -101,57 +102,76 @@ def merged(found: Any, broken: Any, source: Source, world: int) -> Features:
 
 @dataclass
 class Kept:
-    """The features of one model on disk: a folder of files that are only ever added to."""
+    """The features of one model on disk: a folder of files that are only ever added to.
+
+    Vectors stay in their files, mapped into memory, until they are asked for.
+    """
 
     folder: Path
-    rows: dict[bytes, Float[np.ndarray, " d"]] = field(default_factory=dict)
+    places: dict[bytes, tuple[np.ndarray, int]] = field(default_factory=dict)
+    """The table and the row of each known picture."""
     fresh: dict[bytes, Float[np.ndarray, " d"]] = field(default_factory=dict)
     """Not yet on disk."""
+    computed: int = 0
+    """Pictures that the model was shown."""
 
     def through(self, pixels: Float[Tensor, "b c y x"], compute: Any) -> Float[Tensor, "b d"]:
         """The features of a batch; the model sees only pictures it has not seen before."""
         keys = [digest_of(image) for image in pixels]
-        new = [i for i, key in enumerate(keys) if key not in self.rows]
+        new = [i for i, key in enumerate(keys) if key not in self.places]
         if new:
-            found = compute(pixels if len(new) == len(keys) else pixels[new])
-            for i, vector in zip(new, found.numpy(), strict=True):
-                self.rows[keys[i]] = self.fresh[keys[i]] = vector
-        return torch.from_numpy(np.stack([self.rows[key] for key in keys]))
+            found = compute(pixels if len(new) == len(keys) else pixels[new]).numpy()
+            self.computed += len(new)
+            for row, i in enumerate(new):
+                self.places[keys[i]] = found, row
+                self.fresh[keys[i]] = found[row]
+        places = [self.places[key] for key in keys]
+        if len(self.fresh) >= ENOUGH:
+            self.save()
+        return torch.from_numpy(np.stack([table[row] for table, row in places]))
 
     def save(self) -> None:
         """Writes what is new; a disk that is full costs the time again, not the result."""
         if not self.fresh:
             return
         keys = np.frombuffer(b"".join(self.fresh), dtype=np.uint8).reshape(-1, DIGEST)
+        name = hashlib.blake2b(keys.data, digest_size=DIGEST).hexdigest()
         vectors = np.stack(list(self.fresh.values()))
-        path = self.folder / f"{digest_of(torch.from_numpy(keys.copy())).hex()}.npz"
-        with suppress(VitrailError):
-            replace_with(path, lambda part: write(part, keys, vectors))
         self.fresh.clear()
+        try:
+            # Keys last: vectors without keys are no harm, keys without vectors would be.
+            write(self.folder / f"{name}.vectors.npy", vectors)
+            write(self.folder / f"{name}.keys.npy", keys)
+        except FailureError as error:
+            say(f"features are not kept: {error}")
 
 
 def kept_features(model: Classifier, precision: torch.dtype | None, root: Path) -> Kept:
     """What is already known about pictures as this very model sees them."""
     kept = Kept(root / "features" / identity(model, precision))
     with suppress(OSError):
-        for path in sorted(kept.folder.glob("*.npz")):
-            # What another process is writing, or a crash left, is computed again.
-            with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-                keys, vectors = read(path)
-                kept.rows |= zip(map(bytes, keys), vectors, strict=True)
+        for path in sorted(kept.folder.glob("*.keys.npy")):
+            # What a crash left is computed again.
+            with suppress(OSError, ValueError, EOFError):
+                keys, vectors = read(path), read(path.with_name(f"{path.name[:-9]}.vectors.npy"))
+                if keys.shape == (len(vectors), DIGEST):
+                    kept.places |= {bytes(key): (vectors, i) for i, key in enumerate(keys)}
     return kept
 
 
-def write(path: Path, keys: np.ndarray, vectors: np.ndarray) -> None:
-    """One file of features."""
-    with path.open("wb") as file:
-        np.savez(file, keys=keys, vectors=vectors)
+def write(path: Path, table: np.ndarray) -> None:
+    """A table into a file."""
+
+    def save(part: Path) -> None:
+        with part.open("wb") as file:
+            np.save(file, table)
+
+    replace_with(path, save)
 
 
-def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What `write` wrote."""
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-        return file["keys"], file["vectors"]
+def read(path: Path) -> np.ndarray:
+    """A table in a file, mapped into memory."""
+    return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 def digest_of(tensor: Tensor) -> bytes:
@@ -162,8 +182,11 @@ def digest_of(tensor: Tensor) -> bytes:
 def identity(model: Classifier, precision: torch.dtype | None) -> str:
     """Tells models apart by all that their features depend on."""
     pre = model.preprocess
+    architecture = to_dict(model.architecture)
+    for name in ("classes", "head_bias", "dropout", "embedding_dropout", "drop_path"):
+        architecture.pop(name, None)  # of no effect on features
     told = {
-        "architecture": to_dict(model.architecture),
+        "architecture": architecture,
         "preprocessing": pre.to_dict() if isinstance(pre, Preprocessing) else repr(pre),
         # Kernels of another device round otherwise.
         "arithmetic": [str(precision), next(model.parameters()).device.type],

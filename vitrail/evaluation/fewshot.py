@@ -5,6 +5,7 @@ bias, targets −1 and 1, ridge regression of strength 1024 by the eigenvectors 
 matrix, from which every other strength follows at once. All of it in float64.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,8 +76,9 @@ def neighbours(
     votes = []
     for part in asked.split(4096):
         best = (part @ shown.T).topk(min(NEIGHBOURS, len(shown)))
-        truth = torch.nn.functional.one_hot(targets[best.indices], classes)
-        votes.append(((best.values / TEMPERATURE).exp()[..., None] * truth).sum(1))
+        loudness = (best.values / TEMPERATURE).exp()
+        heard = torch.zeros(len(part), classes)
+        votes.append(heard.scatter_add_(1, targets[best.indices], loudness))
     return torch.cat(votes)
 
 
@@ -88,6 +90,18 @@ def few_per_class(
     numbers = targets.numpy()
     orders = [rng.permutation(np.flatnonzero(numbers == label)) for label in range(classes)]
     return torch.from_numpy(np.concatenate([order[:shots] for order in orders]))
+
+
+def check(shots: Sequence[int], seeds: int, ridges: Sequence[float]) -> None:
+    """Nothing, or what cannot be meant."""
+    positive = bool(ridges) and all(0 < ridge < math.inf for ridge in ridges)
+    for wrong, told in (
+        (min(shots, default=0) < 1, f"shots = {list(shots)}: expected whole numbers from 1 up"),
+        (seeds < 1, f"seeds = {seeds}: expected at least one"),
+        (not positive, f"ridge = {list(ridges)}: expected positive numbers"),
+    ):
+        if wrong:
+            raise VitrailError(told)
 
 
 def fewshot(
@@ -103,13 +117,7 @@ def fewshot(
 
     Without a `test` part, on the pictures of train that were not shown.
     """
-    for wrong, told in (
-        (min(shots, default=0) < 1, f"shots = {list(shots)}: expected whole numbers from 1 up"),
-        (seeds < 1, f"seeds = {seeds}: expected at least one"),
-        (min(ridges, default=-1.0) <= 0, f"ridge = {list(ridges)}: expected positive numbers"),
-    ):
-        if wrong:
-            raise VitrailError(told)
+    check(shots, seeds, ridges)
     results = []
     for k in shots:
         for seed in range(seeds):

@@ -25,6 +25,7 @@ def inspect(
     """
     if pictures:
         asked.check()
+    refuse_overwriting(pictures, out)
     distances, images, broken = Distances(), [], []
     for name, picture in named(pictures):
         try:
@@ -48,6 +49,15 @@ def inspect(
     }
     write_text(out / "inspection.json", json.dumps(result, ensure_ascii=False, indent=1) + "\n")
     return result
+
+
+def refuse_overwriting(pictures: Sequence[Picture], out: Path) -> None:
+    """Nobody's photograph may make room for a picture of it."""
+    pages = {(out / f"{name}.png").resolve() for name, _ in named(pictures)}
+    pages |= {(out / f"{name}.png").resolve() for name in OWN}
+    for picture in pictures:
+        if isinstance(picture, (str, Path)) and Path(picture).resolve() in pages:
+            raise VitrailError(f"{picture} would be overwritten; choose another folder with --out")
 
 
 def named(pictures: Sequence[Picture]) -> Iterator[tuple[str, Picture]]:

@@ -50,8 +50,24 @@ class MaskedPatches(nn.Module):
                 f"train.objective=masked hides patches of a ViT; {type(model).__name__} has none"
             )
         a = model.architecture
-        if target == "grid" and a.stride % SIDE:
-            raise VitrailError(f"patches of {a.stride} pixels do not divide into 4 × 4 cells")
+        whole = tuple(side // a.stride for side in a.size)
+        for wrong, told in (
+            (
+                target == "grid" and a.stride % SIDE != 0,
+                f"patches of {a.stride} pixels do not divide into 4 × 4 cells",
+            ),
+            (
+                a.grid != whole,
+                f"{a.size[0]} × {a.size[1]} pixels are no whole number of patches of {a.stride}; "
+                "train.objective=masked needs another data.size",
+            ),
+            (
+                len(mean) != a.channels,
+                f"the model takes {a.channels} colours, its preprocessing gives {len(mean)}",
+            ),
+        ):
+            if wrong:
+                raise VitrailError(told)
         self.model, self.target, self.share = model, target, share
         self.mask_token = nn.Parameter(torch.zeros(a.width))
         nn.init.normal_(self.mask_token, std=0.02)
@@ -79,7 +95,10 @@ class MaskedPatches(nn.Module):
             spoilt.append(chosen)
             return spoil(patches, chosen, self.mask_token)
 
-        tokens = self.model.tokens(inputs, corrupt)[:, self.model.architecture.prefix :]
+        a = self.model.architecture
+        tokens = self.model.tokens(inputs, corrupt)[:, a.prefix :]
+        if a.norm_after_pool:
+            tokens = self.model.norm(tokens)  # which has not happened yet
         answers = self.head(taken(tokens, spoilt[0])).float()
         truth = taken(self.truth(inputs), spoilt[0])
         if self.target == "pixels":

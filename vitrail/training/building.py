@@ -20,11 +20,10 @@ from vitrail.training.hyperrule import hyperrule
 from vitrail.training.loop import Length
 from vitrail.weights.loading import load
 
-SHAPE = (
-    *("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial"),
-    *("pool", "positions", "injection"),
-)
-"""What makes two models the same one, so far as their weights go."""
+SHAPE = ("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial")
+"""What the name of a variant says about the shape of its weights."""
+READING = ("pool", "positions", "injection")
+"""What it does not say."""
 SAMPLED = 64
 """Pictures that the HyperRule looks at to learn their size."""
 FROM_SCRATCH_CROP = 0.875
@@ -63,25 +62,25 @@ def from_weights(settings: config.Model, data: config.Data, labels: tuple[str, .
     rates = {key: v for key in ("dropout", "drop_path") if (v := getattr(settings, key))}
     model = load(settings.init, size=data.size, **rates)
     refuse_other_shape(model.architecture, settings, data)
-    if model.head is None or model.labels != labels:
+    if not labels or model.head is None or model.labels != labels:
         model.replace_head(len(labels), settings.head_bias)
     return model
 
 
 def refuse_other_shape(found: Any, settings: config.Model, data: config.Data) -> None:
     """Weights keep their shape; settings that describe another one are a mistake."""
-    wanted = {key: value for key, value in chosen_options(settings).items() if key in SHAPE}
+    given = chosen_options(settings)
+    wanted = {key: value for key, value in given.items() if key in (*SHAPE, *READING)}
     if settings.variant:
         with torch.device("meta"):
-            options = chosen_options(settings)
-            model = create(settings.variant, classes=0, size=data.size, **options)
-        wanted = {key: getattr(model.architecture, key, None) for key in SHAPE}
+            model = create(settings.variant, classes=0, size=data.size, **given)
+        wanted |= {key: getattr(model.architecture, key, None) for key in SHAPE}
     for key, value in wanted.items():
         has = getattr(found, key, None)
         if has != value:
             raise VitrailError(
                 f"model.init = {settings.init} is a {name(found)} with {key} {has}, the settings "
-                f"say {value}; leave model.{key if key in vars(settings) else 'variant'} out"
+                f"say {value}; leave model.{key if key in given else 'variant'} out"
             )
 
 
@@ -101,7 +100,7 @@ def evaluation_preprocessing(of_weights: Any, data: config.Data) -> Preprocessin
 def resolve(settings: Config, data: Data) -> Config:
     """The settings with BiT's HyperRule worked out, where they ask for it.
 
-    It fills in what is at its default; what a recipe or a user has set stays.
+    It fills in what is at its default; what a recipe or a user has set otherwise stays.
     """
     if not settings.train.hyperrule:
         return settings
@@ -109,6 +108,8 @@ def resolve(settings: Config, data: Data) -> Config:
     sides = some_sides(train)
     found = hyperrule(len(train.targets), float(np.median(sides)))
     values, defaults = to_flat(settings), to_flat(Config())
+    if settings.train.epochs or settings.train.minutes:
+        del found["train.steps"]
     for key, value in found.items():
         if values[key] == defaults[key]:
             put(values, key, value)

@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from vitrail.config import Config
-from vitrail.data.source import Data
 from vitrail.model import Classifier
 from vitrail.runs import Run
 from vitrail.training.devices import Devices
@@ -38,8 +36,8 @@ class Meter:
     """Of one image's forward pass, at the size of training."""
     trained_gmacs: float
     """The part of it that learns: the head's alone where the backbone is frozen."""
-    features: int
-    """Images that a sitting computes fixed features of."""
+    features: int = 0
+    """Images whose fixed features this sitting computed; those of earlier runs are kept."""
     batch: int
     before: Mapping[str, Any]
     """The cost of earlier sittings, as it is written."""
@@ -54,12 +52,14 @@ class Meter:
         sittings = self.before.get("sittings", 0) + 1
         compute = exaflops(self.trained_gmacs, step * self.batch)
         # Without a backward pass, a third.
-        compute += exaflops(self.gmacs, self.features * sittings) / 3
+        features = self.before.get("features_computed", 0) + self.features
+        compute += exaflops(self.gmacs, features) / 3
         peak = int(self.where.largest(float(peak_memory(self.where.device))))
         spent, earlier = self.spent(), self.before["energy_joules"]
         return {
             "gmacs": self.gmacs,
             "images_seen": step * self.batch,
+            "features_computed": features,
             "exaflops": compute,
             "device_days": self.before["device_days"] + days,
             "energy_joules": None if None in (earlier, spent) else round(earlier + spent, 1),
@@ -73,24 +73,18 @@ class Meter:
         spent = 0.0 if first is None or now is None else now - first
         if self.where.any(first is None or now is None):
             return None
-        if self.where.world > 1:
-            box = torch.tensor([spent], device=self.where.device)
-            dist.all_reduce(box)
-            spent = box.item()
-        return spent
+        return self.where.total(torch.tensor([spent], dtype=torch.float64)).item()
 
 
-def start(run: Run, where: Devices, config: Config, data: Data, model: Classifier) -> Meter:
+def start(run: Run, where: Devices, config: Config, model: Classifier) -> Meter:
     """A meter for the sitting that begins now."""
     reset_peak(where.device)
     gmacs = count(model.architecture).gmacs
     frozen = config.train.freeze
-    parts = [part for part in (data.train, data.val) if part is not None]
     return Meter(
         where=where,
         gmacs=gmacs,
         trained_gmacs=head_gmacs(model.head) if frozen else gmacs,
-        features=sum(len(part.targets) for part in parts) if frozen else 0,
         batch=config.train.batch,
         before=earlier(run.info()),
         joules=lambda: energy(where.device),

@@ -39,6 +39,8 @@ class Material:
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     validate: Callable[[], dict[str, Any]] | None
     broken: tuple[tuple[str, str], ...] = ()
+    computed: int = 0
+    """Pictures whose fixed features had to be computed, in all processes."""
     sheet: Callable[[Batch], Image.Image] | None = None
     """A picture of a batch as the model sees it."""
 
@@ -113,7 +115,9 @@ def validated_by_loss(
                     found = task(part.pixels.to(where.device, non_blocking=True))
                     losses += torch.tensor([found.double().sum().item(), len(found)])
         total, n = where.total(losses).tolist()
-        return {"loss": total / max(n, 1), "n": int(n), "broken": broken}
+        if not n:
+            raise VitrailError("no picture of val can be decoded; `vitrail data` says why")
+        return {"loss": total / n, "n": int(n), "broken": broken}
 
     return replace(material, validate=validate)
 
@@ -151,6 +155,7 @@ def features_for(model: Classifier, data: Data, config: Config, where: Devices) 
         prepare=lambda inputs, targets: (inputs, targets),
         validate=None if val is None else partial(frozen.validate, head, val, where.device),
         broken=train.broken + (() if val is None else val.broken),
+        computed=int(where.total(torch.tensor([kept.computed])).item()),
     )
 
 

@@ -196,6 +196,7 @@ class Oversight:
         loop.check()
         state = loop.learner.state()
         cost = self.cost(loop.counters.step)
+        broken = loop.devices.union(self.broken)
         if self.run.writes:
             checkpoint.write(self.run.checkpoint, state, loop.counters)
             self.run.update(
@@ -204,7 +205,7 @@ class Oversight:
                 best=loop.counters.best,
                 cost=cost,
             )
-            self.run.name_broken(self.broken)
+            self.run.name_broken(broken)
         loop.devices.wait()
         self.saved = time.perf_counter()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,8 @@ class Training:
     data: Data
     where: Devices
     run: Run
+    broken: dict[str, str] = field(default_factory=dict)
+    """Pictures that earlier sittings could not decode, and why."""
 
     def go(self, test: bool) -> Run:
         """From the first line on the terminal to the last."""
@@ -121,6 +123,7 @@ class Training:
         told = describe(self.config, self.data, model, self.where, length)
         if self.run.checkpoint.exists():
             refuse_other_data(self.run, told["data"])
+            self.broken = dict(told["data"]["broken"])
         self.run.update(**told)
         for line in lines(self.config, self.run.info() | told, self.run.folder):
             self.run.say(line)
@@ -131,9 +134,10 @@ class Training:
 
     def fit(self, model: Classifier, length: Length, signals: Signals) -> Loop:
         """The loop, from the beginning or from the last checkpoint, to its end."""
-        meter = cost.start(self.run, self.where, self.config, self.data, model)
+        meter = cost.start(self.run, self.where, self.config, model)
         feed = features_for if self.config.train.freeze else images_for
         material = feed(model, self.data, self.config, self.where)
+        meter = replace(meter, features=material.computed)
         learner = self.learner(material.trained)
         if self.config.train.objective == "masked":
             material = validated_by_loss(
@@ -181,7 +185,7 @@ class Training:
             track=track,
             signals=signals,
             first=partial(self.draw, material),
-            broken=dict(self.run.info()["data"]["broken"]) | dict(material.broken),
+            broken=self.broken | dict(material.broken),
         )
 
     def flops(self, model: Classifier) -> float:
@@ -203,7 +207,7 @@ class Training:
         return Learner(
             task=spread_task,
             optimiser=optimiser.build(task, self.config.optim, self.where.device),
-            average=Average(trained, settings.average) if settings.average else None,
+            average=Average(task, settings.average) if settings.average else None,
             scaler=torch.amp.GradScaler(self.where.device.type, enabled=half),
         )
 
@@ -309,7 +313,7 @@ class Training:
 def refuse_other_data(run: Run, data: dict[str, Any]) -> None:
     """A run goes on with the pictures it began with, and keeps what it found wrong with them."""
     began = run.info().get("data", {})
-    if began.get("fingerprint") != data["fingerprint"]:
+    if began.get("fingerprint", data["fingerprint"]) != data["fingerprint"]:
         raise VitrailError(
             f"{run.folder} was begun with other training pictures ({began.get('train')} then, "
             f"{data['train']} now); bring them back to resume it, or choose another folder "
