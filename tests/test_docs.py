@@ -1,7 +1,9 @@
 """The README's commands print what it says, and its snippets run."""
 
+import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -34,6 +36,30 @@ def test_commands_print_what_the_readme_says(command, output, folder):
         command, shell=True, capture_output=True, text=True, env=environment, check=True
     )
     assert result.stdout == output
+
+
+def test_the_reference_of_the_command_line_is_what_help_says():
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == runpy.run_path(str(ROOT / "docs" / "cli.py"))["reference"]()
+
+
+def test_the_librarys_guide_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n((?:.*\n)*?)```", guide))
+    exec(compile(code, "library.md", "exec"), {})
+    assert (tmp_path / "runs" / "library" / "report.html").exists()
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((ROOT / "docs" / "tour.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in cells)  # what a reader sees is their own
+    space: dict[str, object] = {}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), space)
+    assert (tmp_path / "runs" / "tour" / "inside" / "model.png").exists()
 
 
 def test_no_placeholder_is_left():

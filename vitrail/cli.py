@@ -174,7 +174,7 @@ def config(recipe: str, settings: tuple[str, ...]) -> None:
 @click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 @DEVICE
 def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, device: str) -> None:
-    """Pre-train or fine-tune: the recipe decides.
+    """Pre-train, fine-tune, self-supervise: the recipe decides.
 
     A FOLDER of labelled pictures (or any DATA) is short for the recipe finetune/folder with
     data.source=FOLDER. A run folder with --resume goes on with that run.

@@ -14,7 +14,7 @@ from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import extract, kept_features
 from vitrail.inspection import inspecting
 from vitrail.inspection.looking import Picture, inspector
-from vitrail.inspection.summary import summarise
+from vitrail.inspection.summary import SECONDS, summarise
 from vitrail.model import Classifier
 from vitrail.model.checks import as_size
 from vitrail.orders import Settings, understand
@@ -78,7 +78,9 @@ def look_inside(run: Run, device: str) -> None:
         data = training.open_parts(load_settings(run.folder / "config.toml"))
         split = next(name for name in ("test", "val", "train") if name in data.parts)
         model = load(run.folder).to(choose(device))
-        summarise(model, data.part(split), split, run.folder / "inspection")
+        # No longer than training took: a run of seconds is not worth many of them.
+        seconds = min(SECONDS, float(run.info().get("seconds", 0.0)))
+        summarise(model, data.part(split), split, run.folder / "inspection", seconds)
     except (VitrailError, RuntimeError, OSError) as error:
         run.say(f"inside   not looked at: {one_line(error)}")
 
