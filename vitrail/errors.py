@@ -16,6 +16,10 @@ class FailureError(VitrailError):
     exit_code = 1
 
 
+class DamagedError(FailureError):
+    """A file is there, but what it holds cannot be meant."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of an error line: `; did you mean 'B/16'?`, or nothing when no name is near."""
     near = get_close_matches(word, list(known), n=1, cutoff=0.5)

@@ -9,9 +9,8 @@ from typing import Any
 from vitrail import runs
 from vitrail.config import Config
 from vitrail.data.catalogue import CATALOGUE
-from vitrail.data.vtab import task_of
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.settings import build, changed, find, parse, put, read, recipes
+from vitrail.settings import beneath, build, changed, find, parse, put, read, recipes
 
 DEFAULT = "finetune/folder"
 """The recipe for a plain folder."""
@@ -51,19 +50,16 @@ class Order:
 
 def understand(what: str | Path, settings: Settings = (), lists: bool = False) -> Order:
     """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try."""
-    pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse, settings)
     recipe, extra, folder = locate(what)
-    values = read(find(recipe))
-    before = dict(values)
+    written, given = read(find(recipe)), [*extra, *pairs]
+    before, values = beneath(written, {}), beneath(written, dict(given))
     title = recipe if not extra else Path(extra[0][1]).name or "data"
-    for name, value in [*extra, *pairs]:
+    for name, value in given:
         swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
         put(values, f"sweep.{name}" if swept else name, value)
         if not swept:
             values.pop(f"sweep.{name}", None)  # one value leaves nothing to try
-        if name == "data.source" and (task := task_of(str(value))) is not None:
-            for own, wanted in task.settings.items():  # a later setting can still change it
-                put(values, own, wanted)
     config = build(values)
     told = tuple(
         setting

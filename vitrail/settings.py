@@ -19,14 +19,38 @@ RECIPES = Path(str(files("vitrail"))) / "recipes"
 LENGTHS = ("train.steps", "train.epochs", "train.minutes")
 """One choice: setting one of them unsets the others."""
 
+NO_FLIP: dict[str, Any] = {"augment.flip": False}
+NO_CROP: dict[str, Any] = {"augment.crop": "none"}
+OWN: dict[str, dict[str, Any]] = {
+    "vtab/clevr_count": NO_CROP,
+    "vtab/clevr_dist": NO_CROP,
+    "vtab/dmlab": NO_CROP,
+    "vtab/dsprites_loc": NO_FLIP | NO_CROP,
+    "vtab/dsprites_ori": NO_FLIP,
+    "vtab/kitti_dist": NO_CROP,
+    "vtab/smallnorb_azim": NO_FLIP,
+}
+"""What data sets for itself by being named: BiT (arXiv 1912.11370, section 3.3) neither mirrors
+nor crops VTAB's images where that changes the label."""
+
 
 def load(recipe: str | Path | None = None, settings: Sequence[str] = ()) -> Config:
     """The `Config` of a recipe (a name, a path, or none for the defaults) and further settings."""
-    values = {} if recipe is None else read(find(recipe))
-    for setting in settings:
-        name, value = parse(setting)
+    given = [parse(setting) for setting in settings]
+    values = beneath({} if recipe is None else read(find(recipe)), dict(given))
+    for name, value in given:
         put(values, name, value)
     return build(values)
+
+
+def beneath(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that given ones are put upon: a recipe's, and those of the data that is named.
+
+    Whoever names the data may set these too, and is heeded.
+    """
+    if "data.source" in given:
+        return {**recipe, **OWN.get(str(given["data.source"]), {})}
+    return {**OWN.get(recipe.get("data.source", ""), {}), **recipe}
 
 
 def recipes() -> list[str]:

@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import vitrail
 from tests.models import small
@@ -21,9 +23,9 @@ from vitrail.benchmarking.measuring import (
     level,
     timings,
 )
-from vitrail.benchmarking.peers import peer_name
+from vitrail.benchmarking.peers import beside_peer, peer_name
 from vitrail.errors import FailureError, VitrailError
-from vitrail.model.variants import NAMED, describe
+from vitrail.model.variants import NAMED, describe, name
 from vitrail.training.devices import Devices
 
 CPU = Devices(torch.device("cpu"), torch.float32)
@@ -40,20 +42,31 @@ def weights(tmp_path_factory):
 class Hungry(torch.nn.Module):
     """A model on a device that holds so many images and no more."""
 
-    def __init__(self, holds: int) -> None:
+    def __init__(self, holds: int, error: RuntimeError | None = None) -> None:
         super().__init__()
         self.holds = holds
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory")
         self.tried: list[int] = []
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         self.tried.append(len(images))
         if len(images) > self.holds:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise self.error
         return images.mean((2, 3))
 
 
-def hungry(holds: int) -> Work:
-    return Work(Hungry(holds), CPU, (3, 1, 1))
+def hungry(holds: int, error: RuntimeError | None = None) -> Work:
+    return Work(Hungry(holds, error), CPU, (3, 1, 1))
+
+
+TOO_MANY = {
+    "integer out of range": "kernel",
+    "GET was unable to find an engine to execute this computation": "kernel",
+    "CUDA error: invalid configuration argument": "kernel",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`": "memory",
+    "HIP out of memory. Tried to allocate 2.00 GiB": "memory",
+}
+"""What a GPU says of a batch that is too large."""
 
 
 def test_one_model_at_its_own_size_has_its_figures_at_the_top(weights):
@@ -96,9 +109,103 @@ def test_timm_is_timed_beside_ours(capsys):
     assert peer["name"] == "vit_small_patch32_224"
     assert peer["library"].startswith("timm ")
     assert 0.2 < peer["ratio"] < 5
-    assert none is None
+    by_turns = peer["ours_images_per_second"] / peer["images_per_second"]
+    assert 0.5 < by_turns / peer["ratio"] < 2
+    assert none == {"missing": "timm has no such model"}
     show(result)
-    assert "timm images/s" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    for figure in ("ours_images_per_second", "images_per_second"):
+        assert f"{peer[figure]:,.1f}" in shown
+    assert "timm by turns" in shown
+    assert "Axial-R26: not beside timm: timm has no such model" in shown
+
+
+def test_why_there_is_no_peer_is_told(monkeypatch):
+    architecture = describe("S/32")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "timm", None)
+        found = beside_peer(hungry(9), architecture, 4, 0.1)
+        assert found == {"missing": "timm is not installed"}
+    full = beside_peer(hungry(3), architecture, 4, 0.1)
+    assert full == {"missing": "out of memory with 4 images beside ours"}
+    none = beside_peer(hungry(3, RuntimeError("integer out of range")), architecture, 4, 0.1)
+    assert none == {"missing": "no kernel for 4 images beside ours"}
+    wrong = beside_peer(hungry(3, RuntimeError("no such thing")), architecture, 4, 0.1)
+    assert wrong == {"missing": "vit_small_patch32_224 failed (no such thing)"}
+
+
+def test_a_peer_that_does_not_fit_at_all_costs_us_nothing(monkeypatch):
+    timm = pytest.importorskip("timm")
+
+    class Heavy(torch.nn.Module):
+        def to(self, *wanted):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(timm, "create_model", lambda *words, **more: Heavy())
+    found = beside_peer(hungry(9), describe("S/32"), 4, 0.1)
+    assert found == {"missing": "out of memory with 4 images beside ours"}
+
+
+def test_what_fails_has_its_row_and_the_others_have_theirs(weights, capsys):
+    result = benchmark(["S/32", "no-such-model", weights], sizes=(8, 64), **QUICK)
+    errors = [row.get("error", "") for row in result["results"]]
+    assert [bool(error) for error in errors] == [True, False, True, True, True, False]
+    assert result["results"][1]["images_per_second"] > 0
+    show(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("S/32") for line in lines) == 2
+    assert f"S/32 at 8 pixels: {errors[0]}" in lines
+
+
+def test_a_device_that_fails_on_one_model_goes_on_with_the_next(weights):
+    def fail(module, inputs):
+        if isinstance(module, vitrail.Classifier) and name(module.architecture) == "S/32":
+            raise RuntimeError("CUDA error: unspecified launch failure\nCompile with …")
+
+    hook = register_module_forward_pre_hook(fail)
+    try:
+        result = benchmark(["S/32", weights], sizes=(64,), **QUICK)
+        with pytest.raises(FailureError, match=r"^CUDA error: unspecified launch failure$"):
+            benchmark(["S/32"], sizes=(64,), **QUICK)
+    finally:
+        hook.remove()
+    failed, other = result["results"]
+    assert failed == {
+        "model": "S/32",
+        "size": 64,
+        "error": "CUDA error: unspecified launch failure",
+    }
+    assert other["images_per_second"] > 0
+
+
+def test_nothing_that_works_is_an_error_as_before():
+    with pytest.raises(VitrailError, match="no-such-model") as caught:
+        benchmark(["no-such-model"], **QUICK)
+    assert caught.value.exit_code == 2
+
+
+def test_batch_norms_learn_from_two_images_at_least():
+    result = benchmark(["ResNet18"], sizes=(32,), train=True, device="cpu", seconds=0.2)
+    assert result["batches"][0]["batch"] == 2
+    assert result["latency_ms"] is None
+    show(result)
+    with pytest.raises(VitrailError, match="--batches 1: a batch norm learns from 2 images"):
+        benchmark(["ResNet18"], sizes=(32,), train=True, **QUICK)
+    assert benchmark(["ResNet18"], sizes=(32,), **QUICK)["latency_ms"] > 0
+
+
+def test_blocks_are_as_long_as_they_are_said_to_be(monkeypatch):
+    clock = [0.0]
+    blocks: list[int] = [0]
+
+    def call() -> None:
+        clock[0] += 0.75 * measuring.BLOCK
+        blocks[0] += 1
+
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    rounds = measuring.typical_seconds([call], CPU, 0.0)
+    assert len(rounds) == measuring.ROUNDS[0]
+    assert blocks[0] == 2 + 2 * len(rounds)  # two before, to know how long one takes
 
 
 def test_the_verb_prints_one_json_value(weights):
@@ -114,8 +221,8 @@ def test_the_verb_prints_one_json_value(weights):
 
 def test_timm_has_the_models_it_is_said_to_have():
     timm = pytest.importorskip("timm")
-    theirs = {name: peer_name(describe(name)) for name in NAMED}
-    found = {name for name, peer in theirs.items() if peer and timm.is_model(peer)}
+    theirs = {one: peer_name(describe(one)) for one in NAMED}
+    found = {one for one, peer in theirs.items() if peer and timm.is_model(peer)}
     assert found >= {
         *("Ti/16", "S/32", "S/16", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14"),
         *("R26+S/32", "R50+B/16", "R50+L/32", "R50x1", "R50x3", "R101x1", "R152x2", "R152x4"),
@@ -138,7 +245,17 @@ def test_the_search_ends_at_the_limit_and_with_the_time():
     assert largest_batch(hungry(100), 4, seconds=0.0) == (4, "time")
 
 
-def test_only_a_lack_of_memory_is_forgiven():
+@pytest.mark.parametrize(("said", "lacks"), TOO_MANY.items())
+def test_a_batch_beyond_what_kernels_count_does_not_fit_either(said, lacks):
+    found, by = largest_batch(hungry(37, RuntimeError(said)), 1, seconds=60.0)
+    assert (found, by) == (37, lacks)
+    assert [one.batch for one in timings(hungry(3, RuntimeError(said)), (), 60.0, 0)] == [1, 2]
+    words = {"kernel": "no kernel for 8 images", "memory": "out of memory with 8 images"}
+    with pytest.raises(FailureError, match=words[lacks]):
+        timings(hungry(3, RuntimeError(said)), (8,), 60.0, 0)
+
+
+def test_only_a_batch_that_is_too_large_is_forgiven():
     def wrong() -> None:
         raise RuntimeError("sizes do not match")
 

@@ -38,8 +38,9 @@ def test_one_list_of_a_thousand_has_no_val_part_of_its_own(tmp_path):
 def test_names_may_have_spaces_and_lines_may_be_blank(tmp_path):
     folder = write_lists(tmp_path / "cifar")
     (folder / "a b.png").symlink_to(folder / "images" / "one.png")
-    (folder / "test.txt").write_text("\na b.png 3\n\n")
+    (folder / "test.txt").write_text("\na b.png 0000003\n\n")
     assert open_lists(folder).test.names == ["a b.png"]
+    assert open_lists(folder).test.targets.tolist() == [3]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,8 @@ def test_names_may_have_spaces_and_lines_may_be_blank(tmp_path):
         ("test.txt", "", "test.txt is empty; expected lines such as images/000001.jpg 7"),
         ("test.txt", "images/one.png\n", "test.txt, line 1: expected a path, a space and a class"),
         ("test.txt", "images/one.png cat\n", "line 1: expected a path"),
+        ("test.txt", "\nimages/one.png 100000\n", "line 2: class 100000 is not below 100,000"),
+        ("test.txt", f"images/one.png {'9' * 5000}\n", "line 1: class 9{20} is not below"),
         ("test.txt", "gone.png 1\n", r"test.txt names gone.png, which is not in .*cifar$"),
         ("val200.txt", "images/one.png 1\n", "val200.txt lists 1 pictures; expected 200$"),
     ],

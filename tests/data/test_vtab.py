@@ -10,6 +10,7 @@ from vitrail.data.catalogue import CATALOGUE, open_named
 from vitrail.data.opening import open_data
 from vitrail.data.source import ArraySource, Data
 from vitrail.errors import FailureError, VitrailError
+from vitrail.settings import OWN, load
 from vitrail.training.training import open_parts
 
 # Images of train, val and test that the public files of each data set have.
@@ -123,7 +124,8 @@ def test_a_large_class_of_caltech_does_not_crowd_the_others_out():
 
 
 def test_bit_leaves_flips_and_crops_out_where_they_change_the_label():
-    settings = {name: task.settings for name, task in vtab.TASKS.items() if task.settings}
+    settings = {name.removeprefix("vtab/"): own for name, own in OWN.items()}
+    assert settings.keys() <= vtab.TASKS.keys()
     no_flip, no_crop = {"augment.flip": False}, {"augment.crop": "none"}
     assert settings == {
         "clevr_count": no_crop,
@@ -179,8 +181,6 @@ def test_of_one_list_of_a_thousand_two_hundred_are_val(place, capsys):
 
 
 def test_retraining_takes_the_800_and_the_200(place):
-    from vitrail.settings import load
-
     write_lists(place / "vtab" / "dtd", classes=47)
     config = load(None, ["data.source=vtab/dtd", "data.train_on=train+val"])
     assert len(open_parts(config).train.targets) == 1000
@@ -196,6 +196,14 @@ def test_data_that_is_not_whole_is_one_line():
     few = Data(name="x", train=source("train", 500, 37), test=source("test", 9, 37))
     with pytest.raises(VitrailError, match="vtab/pets: 400 images can be train, VTAB-1k has 800"):
         vtab.as_vtab("pets", few)
+
+
+@pytest.mark.parametrize("brought", [(800, 200), (1000, 0)])
+def test_a_thousand_images_without_a_test_part_are_not_tested_on_themselves(brought):
+    parts = zip(("train", "val"), brought, strict=True)
+    data = Data(name="x", **{part: source(part, n, 37) for part, n in parts if n})
+    with pytest.raises(VitrailError, match="vtab/pets: the data has the 1,000 images and no test"):
+        vtab.as_vtab("pets", data)
 
 
 def test_class_folders_of_ones_own_are_parted_as_the_benchmark_parts_them(place):

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import struct
 import sys
 import zipfile
@@ -13,9 +14,9 @@ import pytest
 from tests.data.pictures import write
 from vitrail.data import vtab
 from vitrail.data.catalogue import open_named
-from vitrail.data.frames import BYTES, WHOLE_NUMBERS, mat_array, npz_rows
+from vitrail.data.frames import BYTES, WHOLE_NUMBERS, mat_array, mat_rows, npz_rows
 from vitrail.data.vtab_files import DSPRITES, SMALLNORB, by_video
-from vitrail.errors import FailureError, VitrailError
+from vitrail.errors import DamagedError, FailureError
 
 
 @pytest.fixture
@@ -79,6 +80,15 @@ def test_a_damaged_npz_is_one_line(sprites):
         open_named("vtab/dsprites_loc")
 
 
+@pytest.mark.parametrize(
+    "pixels", [np.zeros((4, 2, 2), np.int64), np.asfortranarray(np.zeros((4, 2, 2), np.uint8))]
+)
+def test_an_npz_of_other_numbers_is_one_line(tmp_path, pixels):
+    np.savez(tmp_path / "x.npz", imgs=pixels)
+    with pytest.raises(DamagedError, match=r"x.npz \(imgs has no rows of bytes\)"):
+        npz_rows(tmp_path / "x.npz", "imgs", np.array([1]))
+
+
 # small NORB
 
 
@@ -127,6 +137,9 @@ def test_a_file_that_is_no_matrix_is_one_line(tmp_path):
     write_matrix(tmp_path / "y.mat", np.zeros((3, 4), np.uint8))
     with pytest.raises(FailureError, match="not a matrix of whole numbers"):
         mat_array(tmp_path / "y.mat")
+    write_matrix(tmp_path / "z.mat", np.zeros((3, 2, 4, 4), np.int64))
+    with pytest.raises(DamagedError, match=r"z.mat \(not a matrix of bytes\)"):
+        mat_rows(tmp_path / "z.mat", np.array([1]))
 
 
 # CLEVR
@@ -230,6 +243,21 @@ def test_a_devkit_that_cannot_be_read_is_one_line(streets, place):
         open_named("vtab/kitti_dist")
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("Car 0 0", "list index out of range"),
+        ("Car 0 0 0 0 0 0 0 1 1 1 0.5 1.5 near 0", "could not convert string to float"),
+        ("Car 0 0 0 0 0 0 0 1 1 1 0.5 1.5 -500 0", "a distance of -500 is below -100"),
+    ],
+)
+def test_a_damaged_label_is_one_line_that_names_the_file(streets, place, line, reason):
+    path = place / "Kitti" / "raw" / "training" / "label_2" / "000007.txt"
+    path.write_text(line)
+    with pytest.raises(DamagedError, match=rf"cannot read .*000007.txt \({reason}"):
+        open_named("vtab/kitti_dist")
+
+
 # Retinopathy, Caltech 101, Camelyon
 
 
@@ -246,8 +274,25 @@ def test_retinopathys_public_half_is_val_and_its_private_half_test(place):
     assert data.test.names[0] == "210_left.jpeg"
     assert data.test.targets.tolist() == [i % 5 for i in range(210, 250)]
     assert data.train.picture(list(data.train.names).index("1_left.jpeg")).size == (16, 12)
-    (folder / "trainLabels.csv").write_text("picture,grade\n1,2\n")
-    with pytest.raises(VitrailError, match="the tables need columns image and level"):
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("trainLabels.csv", "picture,grade\n1,2\n", "line 2 has the image ''; expected .+"),
+        ("trainLabels.csv", "image,level\na,1\n\nb\n", "line 4 has the level ''; expected"),
+        ("trainLabels.csv", "image,level\na,5\n", "line 2 has the level '5'; expected"),
+        ("trainLabels.csv", "image,level\na,-1\n", "line 2 has the level '-1'; expected"),
+        ("retinopathy_solution.csv", "image,level,Usage\na,1\n", "line 2 has the Usage ''"),
+    ],
+)
+def test_a_damaged_table_is_one_line_that_names_the_file(place, file, text, reason):
+    folder = place / "vtab" / "retinopathy"
+    folder.mkdir(parents=True)
+    (folder / "trainLabels.csv").write_text("image,level\na,1\n")
+    (folder / "retinopathy_solution.csv").write_text("image,level,Usage\na,1,Public\n")
+    (folder / file).write_text(text)
+    with pytest.raises(DamagedError, match=rf"cannot read .*{file} \({re.escape(reason)}"):
         open_named("vtab/retinopathy")
 
 
@@ -265,7 +310,9 @@ def test_caltechs_background_is_a_class(place):
     assert len(data.labels) == 102
 
 
-def test_camelyon_comes_in_its_three_parts(place, monkeypatch):
+@pytest.fixture
+def tissue(place, monkeypatch):
+    """What the files of PatchCamelyon hold; an empty one is damaged."""
     (place / "pcam").mkdir(parents=True)
     arrays = {}
     for part, n in {"train": 810, "valid": 200, "test": 20}.items():
@@ -277,6 +324,8 @@ def test_camelyon_comes_in_its_three_parts(place, monkeypatch):
 
     class File(dict):
         def __init__(self, path):
+            if not arrays[path.name]:
+                raise OSError("Unable to open file (truncated file)")
             super().__init__(arrays[path.name])
 
         def __enter__(self):
@@ -286,8 +335,35 @@ def test_camelyon_comes_in_its_three_parts(place, monkeypatch):
             pass
 
     monkeypatch.setitem(sys.modules, "h5py", SimpleNamespace(File=File))
+    return arrays
+
+
+def test_camelyon_comes_in_its_three_parts(tissue):
     data = open_named("vtab/camelyon")
     assert vtab.sizes(data) == (800, 200, 20)
     assert data.labels == ("normal", "tumour")
     assert data.test.targets.tolist() == [0, 1] * 10
     assert shown(data.val, 3)[0, 0].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("file", "holds", "reason"),
+    [
+        ("train_y", {}, "Unable to open file"),
+        ("valid_x", {}, "Unable to open file"),
+        ("test_y", {"x": np.zeros(20)}, "'y'"),
+        ("test_y", {"y": np.arange(20)}, "expected classes 0 and 1"),
+        ("test_x", {"x": np.zeros((19, 4, 4, 3), np.uint8)}, "19 pictures and 20 labels"),
+    ],
+)
+def test_a_damaged_hdf5_file_is_one_line_that_names_it(tissue, file, holds, reason):
+    tissue[f"camelyonpatch_level_2_split_{file}.h5"] = holds
+    with pytest.raises(DamagedError, match=rf"cannot read .*{file}.h5 \({reason}"):
+        open_named("vtab/camelyon")
+
+
+def test_an_hdf5_file_that_breaks_later_is_one_line_as_well(tissue):
+    data = open_named("vtab/camelyon")
+    tissue["camelyonpatch_level_2_split_test_x.h5"] = {}
+    with pytest.raises(DamagedError, match=r"cannot read .*test_x.h5"):
+        data.test.picture(0)

@@ -175,6 +175,9 @@ def test_the_figures_are_those_of_timms_evaluator(tmp_path):
         ("{}", VitrailError, "real.json has 0 entries"),
         ("7", VitrailError, "real.json has no list; expected 50,000"),
         (json.dumps([[1000]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
+        (json.dumps([["7"]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
+        (json.dumps([[7.0]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
+        (json.dumps([[True]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
         (json.dumps([[]] * 50_000), VitrailError, "none of 6 pictures has a label"),
         (None, FailureError, "cannot reach raw.githubusercontent.com"),
     ],
@@ -245,7 +248,8 @@ def test_unmasked_all_thousand_classes_compete(objects):
 
 
 def test_the_border_is_cut_off(objects):
-    asked, _ = ask("objectnet", objects, "test")
+    asked, _, part = ask("objectnet", objects, "test")
+    assert part == "train"  # as undivided data is called
     picture = np.asarray(asked.picture(0))
     assert picture.shape == (5, 5, 3)
     assert (picture == [409 // 250, 409 % 250, 0]).all()
@@ -293,7 +297,7 @@ def test_objectnet_in_shards_takes_the_mappings_beside_them(objects):
         for path in (objects / "images").rglob("*.png")
     }
     archive = write_tar(objects / "objects.tar", files)
-    asked, of = ask("objectnet", archive, "test")
+    asked, of, _ = ask("objectnet", archive, "test")
     assert (len(asked.right), of) == (6, 7)
     assert objectnet(asked.source, [objects]).only == asked.only
 
@@ -330,6 +334,30 @@ def test_other_folders_are_told_apart(tmp_path):
         judge(tmp_path / "pets", "imagenet")
 
 
+def part_of(folder: Path, split: str) -> dict:
+    return evaluate(Reader(), folder, "imagenet", split=split, model_name="m", transform=tensor)
+
+
+def test_imagenets_val_is_tested_on_and_no_other_part_is_taken_for_one_that_is_not_there(tmp_path):
+    for part, guess in {"train": 1, "val": 2}.items():
+        for number in (2, 3):
+            spell(tmp_path / "parts" / part / str(number) / "a.png", guess)
+    result = part_of(tmp_path / "parts", "test")
+    assert (result["split"], result["top1"]) == ("val", 1 / 2)
+    result = part_of(tmp_path / "parts", "train")
+    assert (result["split"], result["top1"]) == ("train", 0.0)
+    (tmp_path / "parts" / "val").rename(tmp_path / "parts" / "test")
+    assert part_of(tmp_path / "parts", "test")["top1"] == 1 / 2
+    with pytest.raises(VitrailError, match="has no val part; it has train, test"):
+        part_of(tmp_path / "parts", "val")
+
+
+def test_an_only_part_is_taken_and_named(tmp_path):
+    for number in (2, 3):
+        spell(tmp_path / "all" / str(number) / "a.png", 2)
+    assert part_of(tmp_path / "all", "val")["split"] == "train"
+
+
 # Models and the command
 
 
@@ -348,5 +376,5 @@ def test_the_command_asks_a_whole_classifier(objects):
     model = small("vit", classes=1000)
     model.preprocess = Preprocessing(size=(64, 64))
     result = vitrail.evaluate(model, objects, labels="objectnet", device="cpu")
-    assert (result["n"], result["labels"], result["split"]) == (6, "objectnet", "test")
+    assert (result["n"], result["labels"], result["split"]) == (6, "objectnet", "train")
     assert result["top5"] == 1.0

@@ -14,14 +14,20 @@ import pytest
 
 from tests.conftest import SHARED
 from tests.data.lists import write_lists
-from vitrail.cli import show_sweeps
+from tests.data.pictures import write
+from vitrail import runs
+from vitrail.cli import main, show_sweeps
 from vitrail.commands import sweep
+from vitrail.config import Config
 from vitrail.data import vtab
-from vitrail.errors import FailureError, VitrailError
+from vitrail.data.vtab_files import DSPRITES
+from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.orders import understand
 from vitrail.report.sweeps import tables, tasks
 from vitrail.runs import Run
 from vitrail.settings import load
+from vitrail.training.suite import whose
+from vitrail.training.sweep import Trial, best_val, chosen
 
 TINY = {
     "model.variant": "Ti/8",
@@ -113,8 +119,11 @@ def test_the_setting_with_the_best_mean_on_the_val200_sets_is_chosen(swept):
 
 
 def test_every_task_is_retrained_on_its_thousand_and_tested_on_all_of_test(swept):
-    found = [(task["title"], task["n"], task["lists"]) for task in swept.present]
-    assert found == [("CIFAR-100", 100, True), ("dSpr-Ori", 40, True)]
+    found = [(task["title"], task["n"], task["images"]) for task in swept.present]
+    assert found == [
+        ("CIFAR-100", 100, "the benchmark's 1,000"),
+        ("dSpr-Ori", 40, "the benchmark's 1,000"),
+    ]
     for task in swept.present:
         for seed, row in enumerate(task["seeds"]):
             run = Run(Path(row["run"]))
@@ -177,7 +186,7 @@ def row(title: str, group: str, mean: float | None, absent: str = "") -> dict:
         "data": f"vtab/{title}",
         "title": title,
         "group": group,
-        "lists": None if absent else False,
+        "images": "" if absent else "own draw of 1,000",
         "absent": absent,
         "mean": mean,
         "std": None,
@@ -236,6 +245,69 @@ def test_retraining_that_diverges_is_one_line_however_often_it_is_tried(place, t
         sweep("vtab/vit", settings, seeds=1, out=out, device="cpu")
 
 
+def trial(folder: Path, status: str, top1: float) -> Trial:
+    """One that was evaluated once, and then ended like that."""
+    run = runs.create(folder, Config(), {}, resume=False)
+    run.event(event="val", step=1, top1=top1, loss=1.0)
+    run.update(status=status, message="loss is nan at step 2")
+    return Trial({"optim.lr": top1}, {"digits": run})
+
+
+def test_a_trial_that_diverged_does_not_win_by_what_it_was_before(tmp_path):
+    diverged = trial(tmp_path / "a", "failed", 0.9)
+    finished = trial(tmp_path / "b", "finished", 0.1)
+    assert best_val(diverged.runs["digits"]) == {}
+    assert chosen([diverged, finished]) is finished
+    with pytest.raises(FailureError, match="every trial failed; the last: loss is nan at step 2"):
+        chosen([diverged])
+
+
+def test_a_task_that_comes_later_may_change_the_choice(place, tmp_path):
+    write_lists(place / "vtab" / "dtd", classes=47)
+    settings = TINY | {"train.steps": [1], "data.source": ["vtab/dtd", "vtab/dmlab"]}
+    out = tmp_path / "sweep"
+    first = sweep("vtab/vit", settings, seeds=1, out=out, device="cpu")
+    (won,) = [row for row in first["trials"] if row["chosen"]]
+    # What wins with the new task too is left to chance no longer.
+    metrics = Path(won["data"]["vtab/dtd"]["run"]) / "metrics.jsonl"
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    worse = [event | {"top1": -5.0} if event["event"] == "val" else event for event in events]
+    metrics.write_text("".join(json.dumps(event) + "\n" for event in worse))
+    write_lists(place / "vtab" / "dmlab", classes=6)
+    second = sweep("vtab/vit", settings, seeds=1, out=out, device="cpu")
+    assert second["absent"] == []
+    assert second["chosen"] != first["chosen"]
+    paths = [Path(result["tasks"][0]["seeds"][0]["run"]) for result in (first, second)]
+    assert [load(path / "config.toml").optim.lr for path in paths] == [
+        result["chosen"]["optim.lr"] for result in (first, second)
+    ]
+
+
+def test_a_damaged_file_is_no_absence(place, tmp_path):
+    write_lists(place / "vtab" / "dtd", classes=47)
+    (place / "dsprites").mkdir()
+    (place / "dsprites" / DSPRITES).write_bytes(b"PK damaged")
+    settings = TINY | {"data.source": ["vtab/dtd", "vtab/dsprites_ori"]}
+    with pytest.raises(DamagedError, match=r"cannot read .*dsprites"):
+        sweep("vtab/vit", settings, out=tmp_path / "x", device="cpu")
+    assert not (tmp_path / "x").exists()
+
+
+def test_who_drew_the_thousand_images_is_told(place):
+    one = write(place / "one.png")
+    for part, n in {"train": 800, "val": 200, "test": 94}.items():
+        for i in range(n):
+            path = place / "vtab" / "dtd" / part / f"c{i % 47:02d}" / f"{part}{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(one)
+    assert whose("vtab/dtd") == "1,000 as the data has them"
+    (place / "vtab" / "dtd" / "val" / "c00" / "more.png").symlink_to(one)
+    assert whose("vtab/dtd") == "own draw of 1,000"
+    assert whose("vtab/svhn") == "own draw of 1,000"
+    write_lists(place / "vtab" / "dtd", classes=47)
+    assert whose("vtab/dtd") == "the benchmark's 1,000"
+
+
 def test_nothing_there_at_all_is_one_line(place, tmp_path):
     settings = TINY | {"data.source": ["vtab/dmlab", "vtab/resisc45"]}
     with pytest.raises(FailureError, match="none of 2 data sets is there; vtab/dmlab cannot be"):
@@ -261,5 +333,24 @@ def test_a_task_brings_bits_settings_and_a_user_can_change_them():
     assert understand("vtab/dsprites_ori").config.augment.flip is False
     assert understand("vtab/vit", ["data.source=vtab/dmlab"]).config.augment.crop == "none"
     assert understand("vtab/pets").config.augment.flip is True
-    changed = understand("vtab/vit", ["data.source=vtab/dsprites_ori", "augment.flip=true"])
-    assert changed.config.augment.flip is True
+    settings = ["data.source=vtab/dsprites_ori", "augment.flip=true"]
+    assert understand("vtab/vit", settings).config.augment.flip is True
+    assert understand("vtab/vit", settings[::-1]).config.augment.flip is True
+
+
+def test_a_recipe_that_names_a_task_gets_its_settings_too(tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('[augment]\ncrop = "resize"\n[data]\nsource = "vtab/dsprites_loc"\n')
+    order = understand(recipe)
+    assert (order.config.augment.flip, order.config.augment.crop) == (False, "resize")
+    assert order.changed == ()
+    assert load(recipe) == order.config
+    # Other data does not inherit what the recipe's had set for itself.
+    assert understand(recipe, ["data.source=vtab/pets"]).config.augment.flip is True
+    assert understand(recipe, ["data.source=vtab/dmlab"]).config.augment.crop == "none"
+    assert load(recipe, ["augment.flip=true"]).augment.flip is True
+
+
+def test_the_verb_config_shows_what_a_task_brings(capsys):
+    main(["config", "vtab/vit", "data.source=vtab/dsprites_ori"], standalone_mode=False)
+    assert "\nflip = false" in capsys.readouterr().out

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.data.lists import write_lists
 from tests.processes import start, together
 from vitrail.commands import sweep
 from vitrail.model import create
@@ -20,6 +21,7 @@ from vitrail.runs import Run
 from vitrail.settings import load
 from vitrail.training.cost import DAY, Meter, earlier
 from vitrail.training.devices import devices
+from vitrail.training.sweep import present
 from vitrail.training.training import train
 from vitrail.weights.loading import load as load_weights
 from vitrail.weights.loading import save
@@ -204,3 +206,27 @@ def test_a_sweep_of_two_processes_finds_what_one_finds_and_one_of_them_speaks(re
     assert (tmp_path / "said1").read_text() == ""
     assert one.count("retrain  seed 0") == (tmp_path / "said0").read_text().count("retrain") == 1
     assert (tmp_path / "pair" / "report.html").exists()
+
+
+def look_for_tasks(folder: Path) -> None:
+    """Each process has another disk."""
+    rank = os.environ["RANK"]
+    os.environ["VITRAIL_DATA"] = str(folder / rank)
+    sources = '["vtab/dtd","vtab/pets","vtab/svhn"]'
+    config = load("vtab/vit", [f"sweep.data.source={sources}"])
+    with devices("cpu") as where:
+        there, absent = present(config, where)
+    (folder / f"{rank}.json").write_text(json.dumps([there, list(absent)]))
+
+
+def test_processes_agree_on_what_is_absent_though_each_sees_another_disk(tmp_path, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for rank, tasks in {"0": ("dtd", "pets"), "1": ("dtd", "svhn")}.items():
+        for task in tasks:
+            classes = {"dtd": 47, "pets": 37, "svhn": 10}[task]
+            write_lists(tmp_path / rank / "vtab" / task, classes=classes)
+    together(2, look_for_tasks, tmp_path)
+    for rank in "01":
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found == [["vtab/dtd"], ["vtab/pets", "vtab/svhn"]]

@@ -19,7 +19,7 @@ from vitrail.benchmarking.measuring import (
 )
 from vitrail.benchmarking.peers import beside_peer
 from vitrail.console import count_progress, table
-from vitrail.errors import VitrailError
+from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
 from vitrail.model.variants import describe, name
 from vitrail.training.devices import Devices, devices
@@ -65,7 +65,8 @@ def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
     """Peak images per second over batch sizes, latency, memory, the largest batch and GMACs.
 
     `options` are those of `Options`. Of one model at one size, the figures stand at the top as
-    well; `results` has a row for every model and size.
+    well; `results` has a row for every model and size, with an `error` in place of figures where
+    there are none. It raises only where no row has any.
     """
     wanted = Options(**options)
     if not models:
@@ -83,14 +84,29 @@ def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
             "mode": "training" if wanted.train else "inference",
             "memory_budget_bytes": int(wanted.memory * GIB) if where.device.type == "cpu" else None,
         }
-        rows = []
+        rows: list[dict[str, Any]] = []
+        errors: list[VitrailError] = []
         cases = [(model, size) for model in models for size in wanted.sizes or (None,)]
         with count_progress("measuring") as advance:
             advance(0, total=len(cases))
             for model, size in cases:
-                rows.append(measure(model, size, where, wanted))
+                try:
+                    rows.append(measure(model, size, where, wanted))
+                except (VitrailError, RuntimeError) as error:
+                    errors.append(told(error))
+                    rows.append({"model": str(model), "size": size, "error": str(errors[-1])})
                 advance(1)
+    if len(errors) == len(rows):
+        raise errors[0]
     return (rows[0] if len(rows) == 1 else {}) | about | {"results": rows}
+
+
+def told(error: VitrailError | RuntimeError) -> VitrailError:
+    """What went wrong with a model, in one line and without the way it came, which would keep the
+    model's memory."""
+    if isinstance(error, VitrailError):
+        return type(error)(str(error))
+    return FailureError(one_line(error))
 
 
 def measure(model: str | Path, size: int | None, where: Devices, wanted: Options) -> dict[str, Any]:
@@ -111,7 +127,7 @@ def measure(model: str | Path, size: int | None, where: Devices, wanted: Options
     elif where.device.type == "cuda":
         largest, by = largest_batch(work, found[-1].batch, wanted.seconds)
     cost = count(a)
-    row = {
+    row: dict[str, Any] = {
         "model": str(model),
         "variant": name(a),
         "size": list(a.size),
@@ -120,7 +136,9 @@ def measure(model: str | Path, size: int | None, where: Devices, wanted: Options
         "images_per_second": round(best.speed, 2),
         "batch": best.batch,
         "peak_memory_bytes": best.peak,
-        "latency_ms": round(1000 * latency(work, wanted.seconds / 10), 3),
+        "latency_ms": None
+        if work.least > 1
+        else round(1000 * latency(work, wanted.seconds / 10), 3),
         "largest_batch": largest,
         "largest_batch_by": by,
         "batches": [each(one) for one in asked],
@@ -172,10 +190,18 @@ def show(result: dict[str, Any]) -> None:
 
     about = (result["hardware"], result["precision"], f"torch {result['torch']}", result["mode"])
     click.echo(" · ".join(about))
-    peers = any(row.get("peer") for row in result["results"])
+    rows = [row for row in result["results"] if "error" not in row]
+    peers = any("peer" in row for row in rows)
     columns = ["model", "pixels", "GMACs", "images/s", "at batch", "ms at batch 1", "peak memory"]
-    columns += [*(["timm images/s", "ratio"] if peers else []), "largest batch"]
-    table(columns, [list(cells(row, peers)) for row in result["results"]])
+    columns += [*(["by turns", "timm by turns", "ratio"] if peers else []), "largest batch"]
+    table(columns, [list(cells(row, peers)) for row in rows])
+    for row in rows:
+        if missing := row.get("peer", {}).get("missing"):
+            click.echo(f"{row['model']}: not beside timm: {missing}")
+    for row in result["results"]:
+        if "error" in row:
+            size = f" at {row['size']} pixels" if row["size"] else ""
+            click.echo(f"{row['model']}{size}: {row['error']}")
     if result["memory_budget_bytes"]:
         click.echo(
             f"largest batch: extrapolated to {result['memory_budget_bytes'] / GIB:.1f} GiB, "
@@ -190,12 +216,14 @@ def cells(row: dict[str, Any], peers: bool) -> Iterator[str]:
     yield f"{row['gmacs']:,.2f}"
     yield f"{row['images_per_second']:,.1f}"
     yield str(row["batch"])
-    yield f"{row['latency_ms']:,.2f}"
+    yield "–" if row["latency_ms"] is None else f"{row['latency_ms']:,.2f}"
     yield f"{row['peak_memory_bytes'] / GIB:.2f} GiB"
     if peers:
         peer = row["peer"]
-        yield f"{peer['images_per_second']:,.1f}" if peer else "–"
-        yield f"{peer['ratio']:.3f}" if peer else "–"
+        for key, form in (
+            ("ours_images_per_second", ",.1f"), ("images_per_second", ",.1f"), ("ratio", ".3f"),
+        ):  # fmt: skip
+            yield format(peer[key], form) if key in peer else "–"
     largest = "–" if row["largest_batch"] is None else f"{row['largest_batch']:,}"
     more = row["largest_batch_by"] in ("limit", "time")
     yield largest + (" or more" if more else "")

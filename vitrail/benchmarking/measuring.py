@@ -1,6 +1,7 @@
 """One model on one device: the speed at each batch size, and the largest batch that fits."""
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import FailureError
+from vitrail.errors import FailureError, VitrailError
 from vitrail.training.devices import Devices, out_of_memory
 from vitrail.training.instruments import peak_memory, reset_peak
 
@@ -23,6 +24,17 @@ LIMIT = 1 << 15
 """No batch is larger; some kernels number the images of a batch in 16 bits."""
 LEVEL = 1.01
 """Two doublings that bring less than this are no longer worth their time."""
+
+LACKS = {
+    "alloc_failed": "memory",
+    "integer out of range": "kernel",
+    "unable to find an engine": "kernel",
+    "unable to find a valid cudnn algorithm": "kernel",
+    "invalid configuration argument": "kernel",
+}
+"""What a GPU says of a batch that it has no room, or no kernel, for."""
+SAID = {"memory": "out of memory with", "kernel": "no kernel for"}
+"""What is said of it here."""
 
 Call = Callable[[], object]
 T = TypeVar("T")
@@ -37,6 +49,12 @@ class Work:
     shape: tuple[int, int, int]
     """Channels, rows and columns of an image."""
     train: bool = False
+
+    @property
+    def least(self) -> int:
+        """The smallest batch: a batch norm learns from the differences between images."""
+        normed = any(isinstance(module, nn.BatchNorm2d) for module in self.model.modules())
+        return 2 if self.train and normed else 1
 
     def prepared(self) -> "Work":
         """With the model on the device: half-precision weights, or full ones to train."""
@@ -99,7 +117,7 @@ def typical_seconds(calls: Sequence[Call], where: Devices, budget: float) -> lis
     for call in calls:
         block_seconds(call, where, 1)
     first = [block_seconds(call, where, 1) for call in calls]
-    times = [max(1, round(BLOCK / max(seconds, 1e-6))) for seconds in first]
+    times = [max(1, math.ceil(BLOCK / max(seconds, 1e-6))) for seconds in first]
     rounds: list[list[float]] = []
     end = time.perf_counter() + budget
     least, most = ROUNDS
@@ -132,26 +150,31 @@ def timings(work: Work, batches: Sequence[int], seconds: float, most_bytes: int)
     """The speed at each of the batch sizes, or at doubled ones until that no longer helps.
 
     Ends early when the device is out of memory, when the next batch would take more than
-    `most_bytes` (0: no bound), or would not be done in what is left of the time. With a bound, 1
-    and 2 come first, to know what more will take.
+    `most_bytes` (0: no bound), or would not be done in what is left of the time. With a bound, the
+    two smallest come first, to know what more will take.
     """
+    if min(batches, default=work.least) < work.least:
+        raise VitrailError(f"--batches {min(batches)}: a batch norm learns from 2 images or more")
     found: list[Timing] = []
+    lacks = ""
     end = time.perf_counter() + seconds
-    probes = {1, 2} if batches and most_bytes else set()
-    for batch in sorted({*batches, *probes}) or doubled(1):
+    probes = {work.least, 2 * work.least} if batches and most_bytes else set()
+    for batch in sorted({*batches, *probes}) or doubled(work.least):
         left = end - time.perf_counter()
         if found and most_bytes and expected_bytes(found, batch) > most_bytes:
             break
         if found and not batches and (level(found) or 5 * batch / found[-1].speed > left):
             break
-        one = attempted(lambda batch=batch, left=left: timing(work, batch, min(1.0, left / 4)))
+        one, lacks = attempted(
+            lambda batch=batch, left=left: timing(work, batch, min(1.0, left / 4))
+        )
         if one is None:
             break
         found.append(one)
     if not found or (batches and found[-1].batch < min(batches)):
-        many = f"{min(batches, default=1)} images at a time"
+        many = f"{min(batches, default=work.least)} images at a time"
         bound = f" within {most_bytes / 2**30:.1f} GiB" if most_bytes else ""
-        raise FailureError(f"out of memory with {many} on {work.where.hardware()}{bound}")
+        raise FailureError(f"{SAID[lacks or 'memory']} {many} on {work.where.hardware()}{bound}")
     return found
 
 
@@ -179,16 +202,23 @@ def expected_bytes(found: Sequence[Timing], batch: int) -> float:
     return found[-1].peak + (batch - found[-1].batch) * bytes_per_image(found)
 
 
-def attempted(act: Callable[[], T]) -> T | None:
-    """What it gives, or None where the device had too little memory for it."""
+def attempted(act: Callable[[], T]) -> tuple[T | None, str]:
+    """What it gives; or None, and whether the device lacks memory or a kernel for it."""
     try:
-        return act()
+        return act(), ""
     except RuntimeError as error:
-        if not out_of_memory(error):
+        lacks = lack_of(error)
+        if not lacks:
             raise
     # Not inside the handler: there the error would keep all that it passed through alive.
     release()
-    return None
+    return None, lacks
+
+
+def lack_of(error: RuntimeError) -> str:
+    """What was too small for a batch: the memory, or the numbers that a kernel counts with."""
+    said = str(error).lower()
+    return "memory" if out_of_memory(error) else next((LACKS[x] for x in LACKS if x in said), "")
 
 
 def release() -> None:
@@ -199,29 +229,32 @@ def release() -> None:
 
 
 def largest_batch(work: Work, fits: int, seconds: float) -> tuple[int, str]:
-    """The largest batch that a GPU holds, to one per cent, and what ended the search.
+    """The largest batch that a GPU takes, to one per cent, and what ended the search: memory, a
+    kernel, the limit or the time.
 
     Doubling finds the first that is too large, bisection the edge. `fits` is known to.
     """
     end = time.perf_counter() + seconds
 
-    def holds(batch: int) -> bool:
+    def lacking(batch: int) -> str:
         release()
-        return attempted(lambda: block_seconds(work.call(batch), work.where, 1)) is not None
+        return attempted(lambda: block_seconds(work.call(batch), work.where, 1))[1]
 
-    low, high = fits, 0
+    low, high, by = fits, 0, ""
     while not high:
         if 2 * low > LIMIT:
             return low, "limit"
         if time.perf_counter() > end:
             return low, "time"
-        low, high = (2 * low, 0) if holds(2 * low) else (low, 2 * low)
+        by = lacking(2 * low)
+        low, high = (low, 2 * low) if by else (2 * low, 0)
     while high - low > max(1, low // 100):
         if time.perf_counter() > end:
             return low, "time"
         middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low, "memory"
+        lacks = lacking(middle)
+        low, high, by = (low, middle, lacks) if lacks else (middle, high, by)
+    return low, by
 
 
 def extrapolated_batch(found: Sequence[Timing], most_bytes: int) -> tuple[int | None, str]:

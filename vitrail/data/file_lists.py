@@ -10,11 +10,13 @@ import numpy as np
 
 from vitrail.data.folders import FolderSource
 from vitrail.data.source import Data, stable
-from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.errors import DamagedError, VitrailError, one_line
 
 TRAIN, VAL, BOTH, TEST = "train800.txt", "val200.txt", "train800val200.txt", "test.txt"
 LINES = {TRAIN: 800, VAL: 200, BOTH: 1000}
 """How many pictures the names of lists promise."""
+DIGITS = 5
+"""Of a class number: there will be as many classes as the largest says."""
 
 
 def holds_lists(folder: Path) -> bool:
@@ -45,16 +47,9 @@ def read_list(path: Path) -> list[tuple[str, int]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FailureError(f"cannot read {path} ({one_line(error)})") from None
-    found = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        # From the right: a path may have spaces in it.
-        file, _, target = line.strip().rpartition(" ")
-        if not file or not target.isdecimal():
-            raise VitrailError(f"{path}, line {number}: expected a path, a space and a class")
-        found.append((file.strip(), int(target)))
+        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+    lines = enumerate(text.splitlines(), 1)
+    found = [read_line(line, f"{path}, line {number}") for number, line in lines if line.strip()]
     if not found:
         raise VitrailError(f"{path} is empty; expected lines such as images/000001.jpg 7")
     if len(found) != (promised := LINES.get(path.name, len(found))):
@@ -62,6 +57,17 @@ def read_list(path: Path) -> list[tuple[str, int]]:
     if not (path.parent / found[0][0]).is_file():
         raise VitrailError(f"{path} names {found[0][0]}, which is not in {path.parent}")
     return found
+
+
+def read_line(line: str, where: str) -> tuple[str, int]:
+    """A path and a class."""
+    # From the right: a path may have spaces in it.
+    file, _, target = line.strip().rpartition(" ")
+    if not file or not target.isdecimal():
+        raise VitrailError(f"{where}: expected a path, a space and a class")
+    if len(target.lstrip("0")) > DIGITS:
+        raise VitrailError(f"{where}: class {target[:20]} is not below 100,000")
+    return file.strip(), int(target)
 
 
 def source_of(folder: Path, lines: list[tuple[str, int]], labels: tuple[str, ...]) -> FolderSource:

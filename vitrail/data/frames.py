@@ -17,7 +17,7 @@ from jaxtyping import Int
 from PIL import Image
 
 from vitrail.data.source import ArraySource, Source, Subset
-from vitrail.errors import FailureError, one_line
+from vitrail.errors import DamagedError, one_line
 
 BYTES, WHOLE_NUMBERS = 0x1E3D4C55, 0x1E3D4C54
 """What the files of small NORB begin with."""
@@ -75,7 +75,9 @@ def npz_rows(path: Path, name: str, wanted: Int[np.ndarray, " m"]) -> np.ndarray
     """Rows of an array in an npz file, without the gigabytes of all its rows."""
     with whole(path), zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
         np.lib.format.read_magic(file)
-        shape, _, _ = np.lib.format.read_array_header_1_0(file)
+        shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
+        if by_columns or kind.itemsize != 1:
+            raise ValueError(f"{name} has no rows of bytes")
         return rows(file, math.prod(shape[1:]), shape[1:], wanted)
 
 
@@ -88,7 +90,9 @@ def npz_array(path: Path, name: str) -> np.ndarray:
 def mat_rows(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
     """Of pairs of pictures in a file of small NORB, the left ones of some."""
     with whole(path), opened(path) as file:
-        _, shape = mat_header(file)
+        kind, shape = mat_header(file)
+        if kind != BYTES:
+            raise ValueError("not a matrix of bytes")
         return rows(file, math.prod(shape[1:]), shape[2:], wanted)
 
 
@@ -121,8 +125,9 @@ def whole(path: Path) -> Iterator[None]:
     try:
         yield
     except (
-        OSError, EOFError, ValueError, LookupError, struct.error, zlib.error, zipfile.BadZipFile,
+        OSError, EOFError, ValueError, LookupError, RuntimeError, struct.error, zlib.error,
+        zipfile.BadZipFile,
     ) as error:  # fmt: skip
-        raise FailureError(
+        raise DamagedError(
             f"cannot read {path} ({one_line(error)}); delete it and fetch it again"
         ) from None

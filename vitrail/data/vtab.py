@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int
@@ -52,16 +52,6 @@ class Task:
     """Images of each class that are not test, where the data brings no test part."""
     halved: bool = False
     """Half of the data's own test part is val."""
-    flip: bool = True
-    """Whether BiT mirrors its training images: not where that changes the label."""
-    crop: bool = True
-    """Whether BiT crops them at random."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a run on this task sets beside the protocol (BiT, arXiv 1912.11370, section 3.3)."""
-        found: dict[str, Any] = {} if self.flip else {"augment.flip": False}
-        return found if self.crop else found | {"augment.crop": "none"}
 
 
 def tv(kind: str, parts: Parts) -> Callable[[str, Path], Data]:
@@ -123,32 +113,31 @@ TASKS: dict[str, Task] = {
     "clevr_count": Task(
         title="Clevr-Count", group="structured", classes=8, whole=CLEVR, lists="clevr_count",
         fetch=partial(files.clevr, rules.clevr_count), labels=tuple(map(str, range(3, 11))),
-        crop=False,
     ),
     "clevr_dist": Task(
         title="Clevr-Dist", group="structured", classes=6, whole=CLEVR, lists="clevr_dist",
-        fetch=partial(files.clevr, rules.clevr_distance), labels=DEPTHS, crop=False,
+        fetch=partial(files.clevr, rules.clevr_distance), labels=DEPTHS,
     ),
     "dmlab": Task(
         title="DMLab", group="structured", classes=6, whole=(65_550, 22_628, 22_735),
-        lists="dmlab", crop=False,
+        lists="dmlab",
         fetch=partial(files.from_hand, "train/ val/ test/ with one folder for each of 6 classes"),
     ),
     "dsprites_loc": Task(
         title="dSpr-Loc", group="structured", classes=16, whole=SPRITES, lists="dsprites_loc",
-        fetch=partial(files.dsprites, rules.dsprites_location), flip=False, crop=False,
+        fetch=partial(files.dsprites, rules.dsprites_location),
     ),
     "dsprites_ori": Task(
         title="dSpr-Ori", group="structured", classes=16, whole=SPRITES, lists="dsprites_ori",
-        fetch=partial(files.dsprites, rules.dsprites_orientation), flip=False,
+        fetch=partial(files.dsprites, rules.dsprites_orientation),
     ),
     "kitti_dist": Task(
         title="KITTI-Dist", group="structured", classes=4, whole=(6_347, 423, 711),
-        lists="kitti", fetch=partial(files.kitti, rules.kitti_distance), labels=METRES, crop=False,
+        lists="kitti", fetch=partial(files.kitti, rules.kitti_distance), labels=METRES,
     ),
     "smallnorb_azim": Task(
         title="sNORB-Azim", group="structured", classes=18, whole=NORB, lists="smallnorb_azi",
-        fetch=partial(files.smallnorb, rules.smallnorb_azimuth), halved=True, flip=False,
+        fetch=partial(files.smallnorb, rules.smallnorb_azimuth), halved=True,
     ),
     "smallnorb_elev": Task(
         title="sNORB-Elev", group="structured", classes=9, whole=NORB, lists="smallnorb_ele",
@@ -183,6 +172,10 @@ def from_lists(name: str, folder: Path) -> Data | None:
 def as_vtab(short: str, data: Data) -> Data:
     """The 800, the 200 and test, out of whatever parts the data brings."""
     task, name = TASKS[short], f"vtab/{short}"
+    if brings_thousand(data) and data.test is None:
+        raise VitrailError(
+            f"{name}: the data has the 1,000 images and no test part; add it, or bring all images"
+        )
     if sizes(data)[:2] == (LEARNT + CHOSEN, 0):  # both, in one list
         tell_once(f"{name}: which 200 of the 1,000 images are val is this project's own draw")
         train, val = drawn(data.part("train"), LEARNT, CHOSEN)
@@ -195,6 +188,11 @@ def as_vtab(short: str, data: Data) -> Data:
         data = thousand(name, parted(task, data))
     parts = {part: named(name, task, in_memory(x)) for part, x in data.parts.items()}
     return Data(name=name, **parts)
+
+
+def brings_thousand(data: Data) -> bool:
+    """Whether somebody drew the 1,000 images already."""
+    return sizes(data)[:2] in ((LEARNT, CHOSEN), (LEARNT + CHOSEN, 0))
 
 
 def sizes(data: Data) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ Each function gets the public files and makes sources of them, with the label ru
 
 import csv
 import json
+import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from jaxtyping import Int
 from PIL import Image
 
 from vitrail.data.folders import FolderSource, read_classes
-from vitrail.data.frames import Frames, mat_array, mat_rows, npz_array, npz_rows
+from vitrail.data.frames import Frames, mat_array, mat_rows, npz_array, npz_rows, whole
 from vitrail.data.source import Data
 from vitrail.data.torchvision_sets import get
-from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.errors import DamagedError, FailureError, one_line
 from vitrail.web import fetch_file
 
 DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
@@ -31,6 +32,8 @@ SMALLNORB = {
     "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
 }
+GRADED = {"image": ".+", "level": "[0-4]"}
+"""Columns of retinopathy's tables."""
 KITTI_DEVKIT_URL = "https://s3.eu-central-1.amazonaws.com/avg-kitti/devkit_object.zip"
 
 Rule = Callable[[Any], Any]
@@ -64,7 +67,7 @@ class Hdf5Source:
         return np.zeros(len(self.targets), dtype=np.int64)
 
     def picture(self, index: int) -> Image.Image:
-        with import_module("h5py").File(self.path) as file:
+        with whole(self.path), import_module("h5py").File(self.path) as file:
             return Image.fromarray(file["x"][index]).convert("RGB")
 
 
@@ -77,11 +80,22 @@ def camelyon(name: str, folder: Path) -> Data:
         get(datasets.PCAM, {"split": part}, name, folder)
         place = folder / "pcam"
         stem = f"camelyonpatch_level_2_split_{part.replace('val', 'valid')}"
-        with import_module("h5py").File(place / f"{stem}_y.h5") as file:
-            targets = np.asarray(file["y"]).reshape(-1).astype(np.int64)
-        names = [f"{part}/{number}" for number in range(len(targets))]
-        parts[part] = Hdf5Source(place / f"{stem}_x.h5", ("normal", "tumour"), targets, names)
+        parts[part] = patches(place / f"{stem}_x.h5", place / f"{stem}_y.h5", part)
     return Data(name=name, **parts)
+
+
+def patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
+    """The pictures of one file with the classes of another."""
+    open_file = import_module("h5py").File
+    with whole(labels), open_file(labels) as file:
+        targets = np.asarray(file["y"]).reshape(-1).astype(np.int64)
+        if not np.isin(targets, (0, 1)).all():
+            raise ValueError("expected classes 0 and 1")
+    with whole(pixels), open_file(pixels) as file:
+        if len(file["x"]) != len(targets):
+            raise ValueError(f"{len(file['x']):,} pictures and {len(targets):,} labels")
+    names = [f"{part}/{number}" for number in range(len(targets))]
+    return Hdf5Source(pixels, ("normal", "tumour"), targets, names)
 
 
 def retinopathy(name: str, folder: Path) -> Data:
@@ -96,35 +110,41 @@ def retinopathy(name: str, folder: Path) -> Data:
             name,
             folder,
         )
-    solution = table_of(rest)
+    solution = table_of(rest, GRADED | {"Usage": "Public|Private"})
     halves = {
-        part: [row for row in solution if row.get("Usage") == usage]
+        part: [row for row in solution if row["Usage"] == usage]
         for part, usage in {"val": "Public", "test": "Private"}.items()
     }
     return Data(
         name=name,
-        train=graded(place / "train", table_of(train)),
+        train=graded(place / "train", table_of(train, GRADED)),
         val=graded(place / "test", halves["val"]),
         test=graded(place / "test", halves["test"]),
     )
 
 
-def table_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
+def table_of(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
+    """Some columns of a CSV file, each with the pattern of its values."""
+    rows = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FailureError(f"cannot read {path} ({one_line(error)})") from None
+            reader = csv.DictReader(file)
+            for row in reader:
+                found = {name: (row.get(name) or "").strip() for name in columns}
+                for name, pattern in columns.items():
+                    if not re.fullmatch(pattern, found[name]):
+                        told = f"{name} '{found[name]}'; expected {pattern}"
+                        raise ValueError(f"line {reader.line_num} has the {told}")
+                rows.append(found)
+    except (OSError, ValueError, csv.Error) as error:
+        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+    return rows
 
 
 def graded(folder: Path, rows: Sequence[Mapping[str, str]]) -> FolderSource:
     """Pictures with their grade of retinopathy, 0 to 4."""
-    try:
-        targets = np.array([int(row["level"]) for row in rows], dtype=np.int64)
-        files = [f"{row['image']}.jpeg" for row in rows]
-    except (KeyError, ValueError):
-        raise VitrailError(f"{folder.parent}: the tables need columns image and level") from None
+    targets = np.array([int(row["level"]) for row in rows], dtype=np.int64)
+    files = [f"{row['image']}.jpeg" for row in rows]
     return FolderSource(folder, tuple("01234"), targets, files, files)
 
 
@@ -146,9 +166,7 @@ def scenes(place: Path, part: str, rule: Rule) -> FolderSource:
         found = json.loads(path.read_text(encoding="utf-8"))["scenes"]
         labelled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in found)
     except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
-        if isinstance(error, VitrailError):
-            raise
-        raise FailureError(f"cannot read {path} ({one_line(error)})") from None
+        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
     files = [file for file, _ in labelled]
     targets = np.array([target for _, target in labelled], dtype=np.int64)
     return FolderSource(place / "images" / part, numbers(targets), targets, files, files)
@@ -201,7 +219,7 @@ def kitti(rule: Rule, name: str, folder: Path) -> Data:
     for part, images in by_video(videos).items():
         stems = [f"{image:06d}" for image in images]
         labels = [place / "training" / "label_2" / f"{stem}.txt" for stem in stems]
-        targets = np.array([rule(lines_of(path)) for path in labels], dtype=np.int64)
+        targets = np.array([ruled(rule, path) for path in labels], dtype=np.int64)
         files = [f"{stem}.png" for stem in stems]
         parts[part] = FolderSource(
             place / "training" / "image_2", tuple("0123"), targets, files, files
@@ -209,12 +227,12 @@ def kitti(rule: Rule, name: str, folder: Path) -> Data:
     return Data(name=name, **parts)
 
 
-def lines_of(path: Path) -> list[str]:
-    """The lines of a label file."""
+def ruled(rule: Rule, path: Path) -> int:
+    """What a rule says about the lines of a label file."""
     try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise FailureError(f"cannot read {path} ({one_line(error)})") from None
+        return rule(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, IndexError, ValueError) as error:
+        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
 
 
 def videos_of(devkit: Path) -> list[str]:
@@ -226,7 +244,7 @@ def videos_of(devkit: Path) -> list[str]:
         # The file counts lines from one.
         return [frames[int(line) - 1].split()[1] for line in order.split(",")]
     except (OSError, KeyError, IndexError, ValueError, zipfile.BadZipFile) as error:
-        raise FailureError(f"cannot read {devkit} ({one_line(error)}); fetch it again") from None
+        raise DamagedError(f"cannot read {devkit} ({one_line(error)}); fetch it again") from None
 
 
 def by_video(videos: Sequence[str]) -> dict[str, list[int]]:

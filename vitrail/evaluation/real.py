@@ -43,7 +43,7 @@ def read_labels(path: Path) -> list[tuple[int, ...]]:
     if not lists or len(values) != IMAGES:
         many = f"{len(values):,} entries" if isinstance(values, (list, dict)) else "no list"
         raise VitrailError(f"{path} has {many}; expected 50,000 lists of class numbers")
-    if not all(0 <= label < CLASSES for labels in values for label in labels):
+    if not all(type(x) is int and 0 <= x < CLASSES for labels in values for x in labels):
         raise VitrailError(f"{path} has labels that are no class numbers from 0 to 999")
     return [tuple(labels) for labels in values]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.data.catalogue import data_folder
 from vitrail.data.opening import as_brought
-from vitrail.data.source import Data, Source
+from vitrail.data.source import Data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation import classify
 from vitrail.evaluation.imagenet import CLASSES, Asked, asked
@@ -28,7 +28,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """What `classify.evaluate` says, with a guess counted as right if it is any of the right
     classes, and without a loss, which several right classes do not have."""
-    source, of = ask(labels, data, split)
+    source, of, split = ask(labels, data, split)
     result = classify.evaluate(
         masked(model, source),
         source,
@@ -42,15 +42,17 @@ def evaluate(
     return result | {"labels": labels, "left_out": of - len(source.right)}
 
 
-def ask(labels: str, data: str | Path, split: str) -> tuple[Asked, int]:
-    """The pictures that count, and how many there were before."""
+def ask(labels: str, data: str | Path, split: str) -> tuple[Asked, int, str]:
+    """The pictures that count, how many there were before, and of which part."""
     if labels not in VARIANTS:
         hint = did_you_mean(labels, VARIANTS) or f"; expected {', '.join(VARIANTS)}"
         raise VitrailError(f"--labels {labels} is unknown{hint}")
     place = Path(data).expanduser()
     if labels.startswith("objectnet") and (place / "images").is_dir():
         data = place / "images"
-    source = to_test_on(as_brought(data), split)
+    brought = as_brought(data)
+    split = to_test_on(brought, split)
+    source = brought.part(split)
     folders = [place, place.parent, data_folder() / place.name, data_folder()]
     if labels == "imagenet":
         found = asked(source, str(data))
@@ -60,14 +62,17 @@ def ask(labels: str, data: str | Path, split: str) -> tuple[Asked, int]:
         found = objectnet(source, folders)
     if labels == "objectnet-unmasked":
         found = replace(found, only=())
-    return found, len(source.targets)
+    return found, len(source.targets), split
 
 
-def to_test_on(data: Data, split: str) -> Source:
-    """The part that is asked for; nothing is taken out of undivided data, which nobody learns
-    from."""
-    parts = data.parts
-    return next(parts[part] for part in (split, "test", "val", "train") if part in parts)
+def to_test_on(data: Data, split: str) -> str:
+    """The part that is asked for, or stands for it: the only one, as undivided data is, out of
+    which nothing is taken; and val, which papers on ImageNet test on."""
+    if split not in data.parts and len(data.parts) == 1:
+        return next(iter(data.parts))
+    if split == "test" and data.test is None and data.val is not None:
+        return "val"
+    return split
 
 
 def leniently(predictions: Predictions, source: Asked) -> Predictions:

@@ -79,8 +79,7 @@ def task_row(task: Mapping[str, Any]) -> tuple[str, ...]:
     title, group = task["title"], task["group"] or ""
     if task["absent"]:
         return title, group, NONE, "", "absent"
-    images = {True: "the benchmark's 1,000", False: "own draw of 1,000", None: ""}[task["lists"]]
-    return title, group, score(task["mean"], task["std"]), f"{task['n']:,}", images
+    return title, group, score(task["mean"], task["std"]), f"{task['n']:,}", task["images"]
 
 
 def score(mean: float | None, std: float | None = None) -> str:

@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitrail.data.catalogue import data_folder
-from vitrail.data.vtab import GROUPS, lists_of, task_of
+from vitrail.data.catalogue import CATALOGUE, data_folder, here
+from vitrail.data.vtab import GROUPS, brings_thousand, lists_of, task_of
 from vitrail.runs import Run
 
 
@@ -40,11 +40,21 @@ def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
         "data": source,
         "title": source if task is None else task.title,
         "group": None if task is None else task.group,
-        # Whether its images are the benchmark's own; None where nothing was drawn.
-        "lists": None if task is None or absent else lists_of(source, data_folder()) is not None,
+        "images": "" if task is None or absent else whose(source),
         "absent": absent,
         **summary(finals),
     }
+
+
+def whose(task: str) -> str:
+    """Who drew the 1,000 images of a task."""
+    place = data_folder()
+    if lists_of(task, place) is not None:
+        return "the benchmark's 1,000"
+    brought = here(place / task, CATALOGUE[task])
+    if brought is not None and brings_thousand(brought):
+        return "1,000 as the data has them"
+    return "own draw of 1,000"
 
 
 def summary(finals: Sequence[Run]) -> dict[str, Any]:

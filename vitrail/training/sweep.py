@@ -18,10 +18,9 @@ from typing import Any
 from vitrail import runs
 from vitrail.config import Config, shown
 from vitrail.console import say
-from vitrail.data.vtab import task_of
-from vitrail.errors import FailureError, VitrailError
+from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.runs import Run
-from vitrail.settings import build, put, read, to_flat
+from vitrail.settings import OWN, build, put, read, to_flat
 from vitrail.training.devices import Devices, devices
 from vitrail.training.loop import DivergedError
 from vitrail.training.suite import several, summary
@@ -61,9 +60,12 @@ class Trial:
 
 
 def best_val(run: Run) -> dict[str, Any]:
-    """A run's evaluation on val with the weights it would keep; empty if it never came so far."""
+    """A run's evaluation on val with the weights it kept; empty if it never came so far.
+
+    A run that diverged may have had its best evaluation before, and would win with it.
+    """
     events = [event for event in run.events() if event.get("event") == "val"]
-    if not events:
+    if not events or run.info().get("status") != "finished":
         return {}
     if read(run.folder / "config.toml")["train.keep"] == "last":
         return events[-1]
@@ -82,8 +84,7 @@ class Sweep:
 
     def try_point(self, point: Mapping[str, Any], sources: Sequence[str]) -> Trial:
         """Trains with one point of the grid on each data set, without looking at test."""
-        named = [f"{k.replace('system.', 'system-')}={shown(value)}" for k, value in point.items()]
-        name = runs.name_of("trial", named)
+        name = named("trial", point)
         trial = {}
         for source in sources:
             told = ", ".join(f"{k}={shown(v)}" for k, v in point.items())
@@ -93,9 +94,9 @@ class Sweep:
     def retrain(self, best: Trial, source: str, seed: int) -> Run:
         """The chosen settings on all of train, then test, once."""
         chosen = {**best.settings, "seed": seed, "data.train_on": "train+val", "train.keep": "last"}
-        return self.go(
-            source, Path(f"seed{seed}"), chosen, f"retrain  seed {seed} on train and val"
-        )
+        # Another choice is made when a data set comes that was absent: it needs a place of its own.
+        name = named(f"seed{seed}", best.settings if SOURCE in self.config.sweep else {})
+        return self.go(source, Path(name), chosen, f"retrain  seed {seed} on train and val")
 
     def go(self, source: str, name: Path, point: Mapping[str, Any], told: str) -> Run:
         """One run on one data set, unless it is finished already; a retrained one is tested."""
@@ -125,7 +126,7 @@ class Sweep:
 
     def told_of(self, source: str) -> str:
         """The data set, where there are several, and what is set for it alone."""
-        own = ", ".join(f"{name}={shown(value)}" for name, value in own_settings(source).items())
+        own = ", ".join(f"{name}={shown(value)}" for name, value in OWN.get(source, {}).items())
         if SOURCE not in self.config.sweep:
             return ""
         return f"  on {source}" + (f" ({own})" if own else "")
@@ -134,7 +135,14 @@ class Sweep:
         """The run that a point of the grid stands for, on one data set."""
         if SOURCE not in self.config.sweep:
             return with_point(self.config, point)
-        return with_point(self.config, {SOURCE: source, **own_settings(source), **point})
+        return with_point(self.config, {SOURCE: source, **OWN.get(source, {}), **point})
+
+
+def named(name: str, point: Mapping[str, Any]) -> str:
+    """A folder's name that carries a point of the grid."""
+    # The names of folders leave system settings out, which may be what is tried here.
+    told = [f"{k.replace('system.', 'system-')}={shown(value)}" for k, value in point.items()]
+    return runs.name_of(name, told)
 
 
 def sweep(
@@ -146,10 +154,10 @@ def sweep(
         raise VitrailError("a sweep chooses by val top-1, which train.objective=masked has not")
     if seeds < 1:
         raise VitrailError(f"--seeds {seeds}: expected at least one")
-    sources, absent = present(config)
     system = config.system
     # Joined here and not run by run: processes that parted could not find each other again.
     with devices(device, system.precision, system.deterministic) as where:
+        sources, absent = present(config, where)
         going = Sweep(config, out, device, facts, where)
         trials = [going.try_point(point, sources) for point in grid]
         best = chosen(trials)
@@ -184,20 +192,24 @@ def points(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def present(config: Config) -> tuple[list[str], dict[str, str]]:
-    """The data sets that are there, and why the others are not."""
+def present(config: Config, where: Devices) -> tuple[list[str], dict[str, str]]:
+    """The data sets that are there for every process, and why the others are not."""
     if SOURCE not in config.sweep:
         check_parts(config)
         return [config.data.source], {}
-    there, absent = [], {}
+    found: dict[str, str] = {}
     for source in config.sweep[SOURCE]:
         try:
             check_parts(with_point(config, {SOURCE: source}))
+        except DamagedError:
+            raise  # a task must not drop out of the means because its file broke
         except FailureError as error:
-            say(f"absent   {source}: {error}")
-            absent[source] = str(error)
-        else:
-            there.append(source)
+            found[source] = str(error)
+    found = where.union(found)  # processes with other lists of runs would wait for ever
+    absent = {source: found[source] for source in config.sweep[SOURCE] if source in found}
+    for source, reason in absent.items():
+        say(f"absent   {source}: {reason}")
+    there = [source for source in config.sweep[SOURCE] if source not in absent]
     if not there:
         raise FailureError(
             f"none of {len(absent)} data sets is there; {next(iter(absent.values()))}"
@@ -212,12 +224,6 @@ def check_parts(config: Config) -> None:
         raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
     if parts.test is None:
         raise VitrailError("a sweep ends with a test; set data.test, such as data.test=0.1")
-
-
-def own_settings(source: str) -> dict[str, Any]:
-    """What a data set of a suite sets for itself: VTAB's flips and crops."""
-    task = task_of(source)
-    return {} if task is None else task.settings
 
 
 def with_point(config: Config, settings: Mapping[str, Any]) -> Config:
