@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.model.vit import ViT
+from vitrail.model.vit import ViT, ViTArchitecture
 
 Target = Literal["mean", "grid", "pixels"]
 
@@ -50,24 +50,7 @@ class MaskedPatches(nn.Module):
                 f"train.objective=masked hides patches of a ViT; {type(model).__name__} has none"
             )
         a = model.architecture
-        whole = tuple(side // a.stride for side in a.size)
-        for wrong, told in (
-            (
-                target == "grid" and a.stride % SIDE != 0,
-                f"patches of {a.stride} pixels do not divide into 4 × 4 cells",
-            ),
-            (
-                a.grid != whole,
-                f"{a.size[0]} × {a.size[1]} pixels are no whole number of patches of {a.stride}; "
-                "train.objective=masked needs another data.size",
-            ),
-            (
-                len(mean) != a.channels,
-                f"the model takes {a.channels} colours, its preprocessing gives {len(mean)}",
-            ),
-        ):
-            if wrong:
-                raise VitrailError(told)
+        check(a, target, len(mean))
         self.model, self.target, self.share = model, target, share
         self.mask_token = nn.Parameter(torch.zeros(a.width))
         nn.init.normal_(self.mask_token, std=0.02)
@@ -122,6 +105,27 @@ class MaskedPatches(nn.Module):
         weights = LEVELS ** torch.arange(a.channels - 1, -1, -1, device=inputs.device)
         numbers = (levels * weights[:, None, None]).sum(1)
         return rearrange(numbers, "b (y k) (x l) -> b (y x) (k l)", k=cells, l=cells)
+
+
+def check(a: ViTArchitecture, target: Target, colours: int) -> None:
+    """Nothing, or why the patches of these images cannot be asked for."""
+    for wrong, told in (
+        (
+            target == "grid" and a.stride % SIDE != 0,
+            f"patches of {a.stride} pixels do not divide into 4 × 4 cells",
+        ),
+        (
+            a.grid != tuple(side // a.stride for side in a.size),
+            f"{a.size[0]} × {a.size[1]} pixels are no whole number of patches of {a.stride}; "
+            "train.objective=masked needs another data.size",
+        ),
+        (
+            colours != a.channels,
+            f"the model takes {a.channels} colours, its preprocessing gives {colours}",
+        ),
+    ):
+        if wrong:
+            raise VitrailError(told)
 
 
 def choose(
