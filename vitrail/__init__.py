@@ -17,6 +17,7 @@ PUBLIC = {
     "fewshot": "vitrail.commands",
     "inspect": "vitrail.commands",
     "load": "vitrail.weights.loading",
+    "predict": "vitrail.prediction.predicting",
     "save": "vitrail.weights.loading",
     "train": "vitrail.commands",
 }

@@ -300,6 +300,27 @@ def fewshot(
 
 @main.command()
 @click.argument("model")
+@click.argument("images", nargs=-1, required=True, metavar="IMAGE|FOLDER...")
+@click.option("--top", default=5, show_default=True, help="Guesses for each picture.")
+@click.option("--csv", "csv_path", metavar="FILE", default="", help="Write CSV; - is stdout.")
+@click.option("--features", metavar="FILE", default="", help="Write vectors, .npz or .parquet.")
+@click.option("--batch", default=0, help="Pictures at a time.  [default: what fits]")
+@click.option("--workers", default=0, help="Threads that decode and judge.  [default: all cores]")
+@DEVICE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
+    """Top guesses, as a table, CSV or JSON lines, in the order given.
+
+    Folders are searched however deep; - is a picture on standard input. A file that cannot be read
+    is one line, and the rest goes on.
+    """
+    from vitrail.prediction.writing import write
+
+    write(model, images, **options)
+
+
+@main.command()
+@click.argument("model")
 @click.argument("images", nargs=-1, metavar="[IMAGE]...")
 @click.option("--out", required=True, metavar="DIR", help="The folder for pictures and numbers.")
 @click.option("--layers", help="Layers to show, as 0,5,-1; all distances and four maps if not set.")
