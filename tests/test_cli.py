@@ -37,6 +37,7 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
         "inspect",
         "benchmark",
         "convert",
+        "export",
         "report",
         "runs",
     ]
@@ -47,7 +48,7 @@ def test_help_and_models_do_not_import_torch():
     verbs = ("demo", "models", "data", "config", "train", "sweep", "evaluate", "convert", "report")
     helps = [
         f"['{verb}', '--help']"
-        for verb in (*verbs, "fewshot", "predict", "inspect", "benchmark", "runs")
+        for verb in (*verbs, "fewshot", "predict", "inspect", "benchmark", "export", "runs")
     ]
     calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
     code = "import sys\nfrom vitrail.cli import main\n"

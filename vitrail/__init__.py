@@ -14,6 +14,7 @@ PUBLIC = {
     "convert": "vitrail.weights.converting",
     "create": "vitrail.model",
     "evaluate": "vitrail.commands",
+    "export": "vitrail.exporting.export",
     "fewshot": "vitrail.commands",
     "inspect": "vitrail.commands",
     "load": "vitrail.weights.loading",

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from vitrail import __version__
-from vitrail.errors import VitrailError
+from vitrail.errors import FailureError, VitrailError
 
 
 class Verbs(click.Group):
@@ -441,6 +441,38 @@ def parse_size(text: str) -> int | tuple[int, int]:
     if not match or int(match[1]) < 1:
         raise VitrailError(f"--size {text}: expected pixels, as 384 or 384x512")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+@main.command()
+@click.argument("model")
+@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "kind", type=click.Choice(["onnx", "pt2", "hub"]), default="onnx", show_default=True
+)
+@click.option("--int8", is_flag=True, help="8-bit numbers for CPUs, calibrated on DATA (onnx).")
+@click.option("--data", metavar="DATA", default="", help="Print accuracy before and after.")
+@click.option("--dynamic-size", is_flag=True, help="Any size at run time, where the model allows.")
+@click.option(
+    "--preprocessing",
+    type=click.Choice(["inside", "beside"]),
+    default="inside",
+    show_default=True,
+    help="In the graph, or described in a JSON file beside it.",
+)
+@click.option("--to", type=click.Choice(["timm", "transformers"]), help="Who loads the hub folder.")
+@click.option("--upload", metavar="NAME", default="", help="Send the hub folder to OWNER/NAME.")
+@AS_JSON
+def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
+    """A file that runs without Vitrail, checked against the original.
+
+    DST is a name that ends in .onnx or .pt2, or a folder for --format hub.
+    """
+    from vitrail.exporting.choosing import export
+
+    parity = export(model, target, **options)
+    click.echo(json.dumps(parity.to_dict()) if as_json else "\n".join(parity.lines()))
+    if not parity.holds:
+        raise FailureError(f"{target} does not give the same answers; do not use it")
 
 
 @main.command()
