@@ -8,6 +8,7 @@ import threading
 from base64 import b64decode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 import vitrail
-from tests.models import small
+from tests.models import SMALL, small
 from vitrail import VitrailError
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
@@ -69,18 +70,38 @@ def test_answers_are_the_originals_at_every_batch_size(model, tmp_path, kind, pr
     assert (tmp_path / "m.json").exists() == (preprocessing == "beside")
 
 
-@pytest.mark.parametrize("kind", ["vit-gap", "hybrid", "resnet", "vit-relative", "axial-vit"])
+@pytest.mark.parametrize("kind", ["vit-gap", "hybrid", "resnet", "vit-relative"])
 def test_every_family_goes_into_onnx(kind, tmp_path):
     found = ready(small(kind, size=64))
     assert vitrail.export(found, tmp_path / "m.onnx", preprocessing="beside").holds
 
 
-def test_a_resnet_takes_any_size_and_a_vit_says_that_it_does_not(model, tmp_path):
-    found = ready(small("classic-resnet", size=64))
-    options = {"preprocessing": "beside", "dynamic_size": True}
-    assert vitrail.export(found, tmp_path / "m.onnx", **options).holds
-    with pytest.raises(VitrailError, match="leave --dynamic-size out"):
-        vitrail.export(model, tmp_path / "n.onnx", **options)
+def test_what_onnx_cannot_hold_is_one_line(tmp_path):
+    with pytest.raises(VitrailError, match="ONNX cannot hold this model; use --format pt2"):
+        vitrail.export(ready(small("axial-vit", size=64)), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+ANY_SIZE: dict[str, Any] = {"preprocessing": "beside", "dynamic_size": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("classic-resnet", {}),
+        ("vit-sincos", {}),
+        ("vit", {"interpolation": "google"}),
+        ("vit", {"interpolation": "huggingface"}),
+    ],
+)
+def test_pictures_of_any_size_where_the_model_takes_them(kind, options, tmp_path):
+    found = ready(small(kind, size=64, **options))
+    assert vitrail.export(found, tmp_path / "m.onnx", **ANY_SIZE).holds
+    if kind != "vit":
+        assert vitrail.export(found, tmp_path / "m.pt2", kind="pt2", **ANY_SIZE).holds
+    else:
+        with pytest.raises(VitrailError, match="are for --format onnx"):
+            vitrail.export(found, tmp_path / "m.pt2", kind="pt2", **ANY_SIZE)
 
 
 def test_the_callers_model_stays_as_it_was(model, tmp_path):
@@ -157,10 +178,13 @@ def test_mistakes_are_one_line(model, arguments, complaint):
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["vit", "vit-gap", "vit-deit3", "vit-registers", "classic-resnet"])
+@pytest.mark.parametrize("kind", ["vit", "vit-gap", "vit-deit3", "vit-registers", "R50x1"])
 def test_timm_loads_the_folder(kind, tmp_path):
     timm = pytest.importorskip("timm")
-    found = ready(small(kind, size=64, classes=3))
+    if kind in SMALL:
+        found = ready(small(kind, size=64, classes=3))
+    else:
+        found = ready(vitrail.create(kind, size=64, classes=3).eval())
     vitrail.save(found, tmp_path / "m.safetensors")
     assert export_hub(tmp_path / "m.safetensors", tmp_path / "hub").holds
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True).eval()
@@ -185,6 +209,7 @@ class Hub(BaseHTTPRequestHandler):
     """As much of the hub as an upload needs; what arrives is kept."""
 
     arrived: dict[str, bytes]
+    here = ""
 
     def do_GET(self) -> None:
         known = "whoami" in self.path and self.headers.get("Authorization") == "Bearer hf_test"
@@ -202,9 +227,9 @@ class Hub(BaseHTTPRequestHandler):
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     self.arrived[line["value"]["path"]] = b64decode(line["value"]["content"])
-            self.say({"commitUrl": "http://x/me/m/commit/1", "commitOid": "1", "success": True})
+            self.say({"commitUrl": f"{self.here}/me/m/commit/1", "commitOid": "1", "success": True})
         else:
-            self.say({"url": "http://x/me/m", "name": "me/m", "id": "1"})
+            self.say({"url": f"{self.here}/me/m", "name": "me/m", "id": "1"})
 
     def say(self, value: object, status: int = 200) -> None:
         data = json.dumps(value).encode()
@@ -229,12 +254,13 @@ def test_an_upload_sends_the_folder_where_the_user_is_known(model, tmp_path, tok
     pytest.importorskip("huggingface_hub")
     hub = type("OneHub", (Hub,), {"arrived": {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), hub)
+    hub.here = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     folder = tmp_path / "hub"
     folder.mkdir()
     (folder / "diary.txt").write_text("nobody's business")
     environment = {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
+        "HF_ENDPOINT": hub.here,
         "HF_HOME": str(tmp_path / "home"),
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

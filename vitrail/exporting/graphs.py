@@ -17,11 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.onnx import OnnxExporterError
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.exporting.pipeline import Pipeline
 from vitrail.model import Classifier
+from vitrail.model.positions import LearnedPositions
 
 KEY = "vitrail"
 """Where the files keep labels and preprocessing."""
@@ -80,20 +82,19 @@ def description(model: Classifier, wish: Wish) -> dict[str, Any]:
 def trace(model: nn.Module, wish: Wish, pre: Preprocessing) -> torch.export.ExportedProgram:
     """The model, with its preprocessing where that is wished for, as torch sees it."""
     module = Pipeline(model, pre) if wish.preprocessing == "inside" else model
-    (example,) = examples(wish, pre, [2])
+    learned = any(isinstance(part, LearnedPositions) for part in model.modules())
+    if wish.dynamic_size and wish.format == "pt2" and learned:
+        # It would refuse the one size that needs no interpolation: the model's own.
+        raise VitrailError("learned positions with --dynamic-size are for --format onnx, not pt2")
+    # Not a square: torch would take equal sides for one and the same number.
+    *_, example = examples(wish, pre, [1, 2])
     dynamic: dict[int, Any] = {0: Dim("batch", min=1)}
-    if wish.preprocessing == "inside" or wish.dynamic_size:
+    if wish.preprocessing == "inside":
         dynamic |= {2: Dim("height"), 3: Dim("width")}
-    try:
-        with quiet():
-            return torch.export.export(module.eval(), (example,), dynamic_shapes=(dynamic,))
-    except (RuntimeError, ValueError) as error:
-        if not wish.dynamic_size:
-            raise
-        raise VitrailError(
-            "this model cannot take another size at run time (a ResNet can); leave --dynamic-size "
-            f"out ({one_line(error)})"
-        ) from None
+    if wish.dynamic_size:
+        dynamic |= {2: Dim.AUTO, 3: Dim.AUTO}
+    with quiet():
+        return torch.export.export(module.eval(), (example,), dynamic_shapes=(dynamic,))
 
 
 def examples(wish: Wish, pre: Preprocessing, batches: list[int]) -> Iterator[Tensor]:
@@ -116,19 +117,38 @@ def write_pt2(program: torch.export.ExportedProgram, path: Path, about: dict[str
         torch.export.save(program, part, extra_files={f"{KEY}.json": json.dumps(about)})
 
 
+def keep_padding(program: torch.export.ExportedProgram) -> None:
+    """Zeros around a map whose maxima are taken, as BiT has them, made a little more than zero.
+
+    ONNX Runtime (1.31) would make them part of the pooling, which pads with minus infinity, and
+    logits would be off by a hundredth.
+    """
+    for node in program.graph.nodes:
+        pooled = any("max_pool" in str(user.target) for user in node.users)
+        if pooled and node.target == torch.ops.aten.pad.default:
+            node.args = (*node.args[:2], "constant", 1e-30)
+
+
 def write_onnx(
     program: torch.export.ExportedProgram, path: Path, wish: Wish, about: dict[str, Any]
 ) -> None:
     """An ONNX file."""
     needed()
+    keep_padding(program)
     with together(path) as part, quiet():
-        found = torch.onnx.export(
-            program,
-            dynamo=True,
-            verbose=False,
-            input_names=[wish.input],
-            output_names=[about["output"]],
-        )
+        try:
+            found = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=[wish.input],
+                output_names=[about["output"]],
+            )
+        except OnnxExporterError as error:
+            reason = one_line(error.__cause__ or error)
+            raise VitrailError(
+                f"ONNX cannot hold this model; use --format pt2 ({reason})"
+            ) from None
         assert found is not None
         found.model.metadata_props[KEY] = json.dumps(about)
         found.save(part)

@@ -16,6 +16,8 @@ from vitrail.weights.files import write_json
 from vitrail.weights.loading import load
 
 Library = Literal["timm", "transformers"]
+RESNETS = {"R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"}
+"""Those that timm has."""
 FILES = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
 
 
@@ -52,6 +54,8 @@ def name_for_timm(path: Path, model: Classifier) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     known, arguments = timm_model(model.architecture)
     told = {"architecture": known, "model_args": config.get("model_args", {}) | arguments}
+    # timm refuses what it does not know, and always smooths when it shrinks.
+    config["pretrained_cfg"].pop("antialias", None)
     write_json(path, told | {k: v for k, v in config.items() if k != "model_args"})
 
 
@@ -71,12 +75,12 @@ def timm_model(a: Architecture) -> tuple[str, dict[str, Any]]:
             "no_embed_class": not a.class_slot,
             "init_values": a.layer_scale or None,
             "global_pool": {"class": "token", "mean": "avg", "attention": "map"}[a.pool],
+            "fc_norm": a.norm_after_pool,
+            "act_layer": "gelu_tanh" if a.gelu == "tanh" else "gelu",
         }
     ours = name(a)
-    if isinstance(a, ResNetArchitecture) and "x" in ours:
+    if isinstance(a, ResNetArchitecture) and ours in RESNETS:
         return f"resnetv2_{ours[1:]}_bit", {}
-    if ours.startswith("ResNet"):
-        return ours.lower(), {}
     raise VitrailError(f"timm has no name for {ours}; use --to transformers, or vitrail convert")
 
 
