@@ -33,9 +33,11 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
         "sweep",
         "evaluate",
         "fewshot",
+        "predict",
         "inspect",
         "benchmark",
         "convert",
+        "export",
         "report",
         "runs",
     ]
@@ -45,7 +47,8 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
 def test_help_and_models_do_not_import_torch():
     verbs = ("demo", "models", "data", "config", "train", "sweep", "evaluate", "convert", "report")
     helps = [
-        f"['{verb}', '--help']" for verb in (*verbs, "fewshot", "inspect", "benchmark", "runs")
+        f"['{verb}', '--help']"
+        for verb in (*verbs, "fewshot", "predict", "inspect", "benchmark", "export", "runs")
     ]
     calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
     code = "import sys\nfrom vitrail.cli import main\n"

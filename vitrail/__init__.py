@@ -14,9 +14,11 @@ PUBLIC = {
     "convert": "vitrail.weights.converting",
     "create": "vitrail.model",
     "evaluate": "vitrail.commands",
+    "export": "vitrail.exporting.export",
     "fewshot": "vitrail.commands",
     "inspect": "vitrail.commands",
     "load": "vitrail.weights.loading",
+    "predict": "vitrail.prediction.predicting",
     "save": "vitrail.weights.loading",
     "train": "vitrail.commands",
 }

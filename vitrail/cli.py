@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from vitrail import __version__
-from vitrail.errors import VitrailError
+from vitrail.errors import FailureError, VitrailError
 
 
 class Verbs(click.Group):
@@ -300,6 +300,27 @@ def fewshot(
 
 @main.command()
 @click.argument("model")
+@click.argument("images", nargs=-1, required=True, metavar="IMAGE|FOLDER...")
+@click.option("--top", default=5, show_default=True, help="Guesses for each picture.")
+@click.option("--csv", "csv_path", metavar="FILE", default="", help="Write CSV; - is stdout.")
+@click.option("--features", metavar="FILE", default="", help="Write vectors, .npz or .parquet.")
+@click.option("--batch", default=0, help="Pictures at a time.  [default: what fits]")
+@click.option("--workers", default=0, help="Threads that decode and judge.  [default: all cores]")
+@DEVICE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
+    """Top guesses, as a table, CSV or JSON lines, in the order given.
+
+    Folders are searched however deep; - is a picture on standard input. A file that cannot be read
+    is one line, and the rest goes on.
+    """
+    from vitrail.prediction.writing import write
+
+    write(model, images, **options)
+
+
+@main.command()
+@click.argument("model")
 @click.argument("images", nargs=-1, metavar="[IMAGE]...")
 @click.option("--out", required=True, metavar="DIR", help="The folder for pictures and numbers.")
 @click.option("--layers", help="Layers to show, as 0,5,-1; all distances and four maps if not set.")
@@ -420,6 +441,38 @@ def parse_size(text: str) -> int | tuple[int, int]:
     if not match or int(match[1]) < 1:
         raise VitrailError(f"--size {text}: expected pixels, as 384 or 384x512")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
+
+
+@main.command()
+@click.argument("model")
+@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.option(
+    "--format", "kind", type=click.Choice(["onnx", "pt2", "hub"]), default="onnx", show_default=True
+)
+@click.option("--int8", is_flag=True, help="8-bit numbers for CPUs, calibrated on DATA (onnx).")
+@click.option("--data", metavar="DATA", default="", help="Print accuracy before and after.")
+@click.option("--dynamic-size", is_flag=True, help="Any size at run time, where the model allows.")
+@click.option(
+    "--preprocessing",
+    type=click.Choice(["inside", "beside"]),
+    default="inside",
+    show_default=True,
+    help="In the graph, or described in a JSON file beside it.",
+)
+@click.option("--to", type=click.Choice(["timm", "transformers"]), help="Who loads the hub folder.")
+@click.option("--upload", metavar="NAME", default="", help="Send the hub folder to OWNER/NAME.")
+@AS_JSON
+def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
+    """A file that runs without Vitrail, checked against the original.
+
+    DST is a name that ends in .onnx or .pt2, or a folder for --format hub.
+    """
+    from vitrail.exporting.choosing import export
+
+    parity = export(model, target, **options)
+    click.echo(json.dumps(parity.to_dict()) if as_json else "\n".join(parity.lines()))
+    if not parity.holds:
+        raise FailureError(f"{target} does not give the same answers; do not use it")
 
 
 @main.command()

@@ -6,12 +6,11 @@ from typing import Any
 
 from vitrail import runs
 from vitrail.console import count_progress, duration, is_main, say
-from vitrail.data.opening import open_data
-from vitrail.data.source import Source
 from vitrail.errors import VitrailError, one_line
 from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import extract, kept_features
+from vitrail.evaluation.parts import part_of
 from vitrail.inspection import inspecting
 from vitrail.inspection.looking import Picture, inspector
 from vitrail.inspection.summary import SECONDS, summarise
@@ -205,16 +204,6 @@ def inspect(
     with devices(device, "float32") as where, count_progress("inspecting", where.main) as advance:
         loaded.to(where.device)
         return inspecting.inspect(asked, pictures, Path(out), advance)
-
-
-def part_of(model: Classifier, data: str | Path, split: str) -> Source:
-    """The part of the data, which is parted as the model's training parted it: parted otherwise,
-    test would hold images that it learnt from."""
-    known = dict(model.learnt_from)
-    source, train_on = known.pop("source", ""), known.pop("train_on", "train")
-    if split == "val" and train_on == "train+val" and source == str(data):
-        raise VitrailError("this model learnt from val as well; evaluate it with --split test")
-    return open_data(data, **known).part(split)
 
 
 def fewshot(

@@ -66,13 +66,17 @@ class Pictures(Dataset[Any]):
             return number, error
 
 
+class TooManyError(VitrailError):
+    """The device had too little memory for so many pictures at once."""
+
+
 class Judge:
     """A model and the classes that the data ask it about."""
 
     def __init__(
         self, model: nn.Module, labels: tuple[str, ...], precision: torch.dtype | None
     ) -> None:
-        if getattr(unwrapped(model), "head", model) is None:
+        if labels and getattr(unwrapped(model), "head", model) is None:
             raise VitrailError(f"this model has no classes; {ADVICE}")
         weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
         order = class_order(known_labels(model), labels)
@@ -92,13 +96,26 @@ class Judge:
 
     def log_probabilities(self, pixels: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
         """In the order of the data's classes."""
-        pixels = pixels.to(self.device, self.dtype, non_blocking=True)
+        return self.likely(self.compute(self.model, pixels))
+
+    def compute(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        """A part of the model, on its device and in the precision that was asked for."""
+        inputs = inputs.to(self.device, self.dtype, non_blocking=True)
         try:
             with torch.autocast(self.device.type, self.precision, self.precision is not None):
-                logits = self.model(pixels)
-        except torch.OutOfMemoryError:
-            many = f"{len(pixels)} pictures at once"
-            raise VitrailError(f"out of memory with {many}; try a smaller batch") from None
+                return function(inputs)
+        except RuntimeError as error:
+            if (
+                not isinstance(error, torch.OutOfMemoryError)
+                and "allocate memory" not in f"{error}"
+            ):
+                raise
+            raise TooManyError(
+                f"out of memory with {len(inputs)} pictures at once; try a smaller batch"
+            ) from None
+
+    def likely(self, logits: Float[Tensor, "b model"]) -> Float[Tensor, "b classes"]:
+        """The logarithms of probabilities."""
         if logits.shape[-1] != self.classes:
             found = f"this model knows {logits.shape[-1]} classes"
             raise VitrailError(f"{found}, the data set has {self.classes}; {ADVICE}")
@@ -210,15 +227,21 @@ def collate(items: Sequence[tuple[int, Tensor | VitrailError]]) -> Batch:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients; afterwards each part of the model is in the mode it was in.
+    """No dropout and no gradients.
 
     Not `inference_mode`: what a sharded model allocates in it cannot be trained afterwards.
     """
+    with in_eval_mode(model), torch.no_grad():
+        yield
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """No dropout; afterwards each part of the model is in the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for module, training in modes:
             module.training = training

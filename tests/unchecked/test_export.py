@@ -1,0 +1,300 @@
+"""Exported files answer as the original does, and run without Vitrail."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from base64 import b64decode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+import vitrail
+from tests.models import SMALL, small
+from vitrail import VitrailError
+from vitrail.cli import main
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.exporting import export as exporting
+from vitrail.exporting.hub import export_hub
+
+pytest.importorskip("onnxruntime")
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+LABELS = ("blue", "green", "red")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Forty-eight pictures of three classes."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    chance = np.random.default_rng(0)
+    for number in range(48):
+        place = folder / LABELS[number % 3]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = chance.normal(90 + 30 * (number % 3), 60, (40, 56, 3)).clip(0, 255)
+        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number:02}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.safetensors"
+    vitrail.save(ready(small("vit", size=32, classes=3)), path)
+    return path
+
+
+def ready(model):
+    size = model.architecture.size
+    model.preprocess = Preprocessing(size=size, short_side=min(size) + 4, interpolation="bicubic")
+    model.labels = LABELS if model.architecture.classes == 3 else ()
+    return model
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(main, ["export", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("kind", ["onnx", "pt2"])
+@pytest.mark.parametrize("preprocessing", ["inside", "beside"])
+def test_answers_are_the_originals_at_every_batch_size(model, tmp_path, kind, preprocessing):
+    parity = vitrail.export(model, tmp_path / f"m.{kind}", kind=kind, preprocessing=preprocessing)
+    assert parity.batches == (1, 2, 7)
+    assert parity.holds
+    assert parity.difference < 1e-4
+    assert (tmp_path / "m.json").exists() == (preprocessing == "beside")
+
+
+@pytest.mark.parametrize("kind", ["vit-gap", "hybrid", "resnet", "vit-relative"])
+def test_every_family_goes_into_onnx(kind, tmp_path):
+    found = ready(small(kind, size=64))
+    assert vitrail.export(found, tmp_path / "m.onnx", preprocessing="beside").holds
+
+
+def test_what_onnx_cannot_hold_is_one_line(tmp_path):
+    with pytest.raises(VitrailError, match="ONNX cannot hold this model; use --format pt2"):
+        vitrail.export(ready(small("axial-vit", size=64)), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+ANY_SIZE: dict[str, Any] = {"preprocessing": "beside", "dynamic_size": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("classic-resnet", {}),
+        ("vit-sincos", {}),
+        ("vit", {"interpolation": "google"}),
+        ("vit", {"interpolation": "huggingface"}),
+    ],
+)
+def test_pictures_of_any_size_where_the_model_takes_them(kind, options, tmp_path):
+    found = ready(small(kind, size=64, **options))
+    assert vitrail.export(found, tmp_path / "m.onnx", **ANY_SIZE).holds
+    if kind != "vit":
+        assert vitrail.export(found, tmp_path / "m.pt2", kind="pt2", **ANY_SIZE).holds
+    else:
+        with pytest.raises(VitrailError, match="are for --format onnx"):
+            vitrail.export(found, tmp_path / "m.pt2", kind="pt2", **ANY_SIZE)
+
+
+def test_the_callers_model_stays_as_it_was(model, tmp_path):
+    loaded = vitrail.load(model).to(torch.bfloat16).train()
+    vitrail.export(loaded, tmp_path / "m.pt2", kind="pt2")
+    assert loaded.training
+    assert next(loaded.parameters()).dtype == torch.bfloat16
+    assert next(loaded.parameters()).requires_grad
+
+
+def test_int8_is_smaller_and_says_what_became_of_accuracy(model, photos, tmp_path):
+    floats = vitrail.export(model, tmp_path / "m.onnx", data=photos)
+    assert floats.before == floats.after
+    assert floats.kept == 1
+    result = invoke(model, tmp_path / "m8.onnx", "--int8", "--data", photos, "--json")
+    assert result.exit_code == 0, result.output
+    parity = json.loads(result.stdout)
+    assert parity["n"] == floats.n > 0
+    assert parity["kept"] >= 0.95
+    assert parity["difference"] > 0
+    assert parity["bytes"] < 0.8 * floats.bytes
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_file_that_answers_otherwise_is_a_failure(model, tmp_path, monkeypatch, arguments):
+    monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
+    result = invoke(model, tmp_path / "m.pt2", "--format", "pt2", *arguments)
+    assert result.exit_code == 1
+    assert "does not give the same answers" in result.stderr
+
+
+SNIPPETS = re.findall(r"```python\n((?:.*\n)*?)```", PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        (0, ["flowers.onnx"]),
+        (1, ["flowers.onnx", "--preprocessing", "beside"]),
+        (2, ["flowers.pt2", "--format", "pt2"]),
+    ],
+)
+def test_the_documented_snippet_runs_without_vitrail(
+    model, photos, tmp_path, monkeypatch, place, options
+):
+    monkeypatch.chdir(tmp_path)
+    assert invoke(model, *options).exit_code == 0
+    picture = photos / "red" / "02.png"
+    Image.open(picture).save(tmp_path / "photo.png")
+    code = "import sys\nsys.modules['vitrail'] = None\n" + SNIPPETS[place]
+    code = code.replace("photo.jpg", "photo.png")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.rsplit(maxsplit=1) for line in done.stdout.splitlines())
+    expected = dict(vitrail.load(model).predict(picture))
+    assert {label: float(p) for label, p in said.items()} == pytest.approx(expected, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["x.pt2"], "expected a name that ends in .onnx"),
+        (["x.onnx", "--int8"], "calibrated on pictures"),
+        (["x.pt2", "--format", "pt2", "--int8", "--data", "y"], "--int8 is for --format onnx"),
+        (["x.onnx", "--dynamic-size"], "--preprocessing beside"),
+        (["x.onnx", "--to", "timm"], "for --format hub"),
+        (["x", "--format", "hub", "--int8"], "--int8 is not for --format hub"),
+    ],
+)
+def test_mistakes_are_one_line(model, arguments, complaint):
+    result = invoke(model, *arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["vit", "vit-gap", "vit-deit3", "vit-registers", "R50x1"])
+def test_timm_loads_the_folder(kind, tmp_path):
+    timm = pytest.importorskip("timm")
+    if kind in SMALL:
+        found = ready(small(kind, size=64, classes=3))
+    else:
+        found = ready(vitrail.create(kind, size=64, classes=3).eval())
+    vitrail.save(found, tmp_path / "m.safetensors")
+    assert export_hub(tmp_path / "m.safetensors", tmp_path / "hub").holds
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True).eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert (theirs(images) - found(images)).abs().max() < 1e-4
+    assert theirs.pretrained_cfg["label_names"] == list(LABELS)
+
+
+def test_transformers_loads_the_folder(model, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    result = invoke(model, tmp_path / "hub", "--format", "hub", "--to", "transformers")
+    assert result.exit_code == 0, result.output
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "hub").eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert (theirs(images).logits - vitrail.load(model)(images)).abs().max() < 1e-3
+    assert theirs.config.id2label[2] == "red"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as an upload needs; what arrives is kept."""
+
+    arrived: dict[str, bytes]
+    here = ""
+
+    def do_GET(self) -> None:
+        known = "whoami" in self.path and self.headers.get("Authorization") == "Bearer hf_test"
+        self.say({"name": "me", "type": "user", "orgs": []} if known else {}, 200 if known else 401)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if "/preupload/" in self.path:
+            files = json.loads(body)["files"]
+            modes = [
+                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files
+            ]
+            self.say({"files": modes})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.arrived[line["value"]["path"]] = b64decode(line["value"]["content"])
+            self.say({"commitUrl": f"{self.here}/me/m/commit/1", "commitOid": "1", "success": True})
+        else:
+            self.say({"url": f"{self.here}/me/m", "name": "me/m", "id": "1"})
+
+    def say(self, value: object, status: int = 200) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", f"{len(data)}")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *words: object) -> None: ...
+
+
+UPLOAD = """
+import sys
+from vitrail.cli import main
+main(["export", sys.argv[1], sys.argv[2], "--format", "hub", "--upload", "me/m"])
+"""
+
+
+@pytest.mark.parametrize("token", ["hf_test", "hf_wrong", ""])
+def test_an_upload_sends_the_folder_where_the_user_is_known(model, tmp_path, token):
+    pytest.importorskip("huggingface_hub")
+    hub = type("OneHub", (Hub,), {"arrived": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), hub)
+    hub.here = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    (folder / "diary.txt").write_text("nobody's business")
+    environment = {
+        "HF_ENDPOINT": hub.here,
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "PATH": "",
+        "PYTHONPATH": ":".join(sys.path),
+    } | ({"HF_TOKEN": token} if token else {})
+    command = [sys.executable, "-c", UPLOAD, str(model), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    server.shutdown()
+    server.server_close()
+    if token == "hf_test":
+        assert done.returncode == 0, done.stderr
+        assert set(hub.arrived) == {"README.md", "config.json", "model.safetensors"}
+        assert hub.arrived["README.md"] == (folder / "README.md").read_bytes()
+    else:
+        assert done.returncode == (1 if token else 2)
+        assert ("does not know you" if token else "hf auth login") in done.stderr
+        assert not hub.arrived
+
+
+def test_a_card_has_the_results_and_the_command_of_its_run(photos, tmp_path):
+    settings = {
+        **{"model.variant": "Ti/8", "model.width": 24, "model.depth": 1, "model.heads": 2},
+        **{"model.mlp": 48, "model.init": "", "data.size": 16, "train.steps": 2, "train.batch": 8},
+    }
+    run = vitrail.train(photos, settings, out=tmp_path / "run", device="cpu")
+    export_hub(run.folder, tmp_path / "hub")
+    card = (tmp_path / "hub" / "README.md").read_text(encoding="utf-8")
+    tested = run.evaluation("test")
+    assert f"Top-1 {tested['top1']:.2%}" in card
+    assert f"n = {tested['n']}" in card
+    assert run.info()["command"] in card
+    assert all(f"| {label} |" in card for label in LABELS)
+    yaml = pytest.importorskip("yaml")
+    header = yaml.safe_load(card.split("---")[1])
+    (found,) = header["model-index"][0]["results"]
+    assert found["metrics"][0]["value"] == round(tested["top1"], 4)
