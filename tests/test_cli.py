@@ -37,6 +37,7 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
         "benchmark",
         "convert",
         "report",
+        "serve",
         "runs",
     ]
     assert seconds < 1.5  # torch alone takes longer
@@ -45,7 +46,8 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
 def test_help_and_models_do_not_import_torch():
     verbs = ("demo", "models", "data", "config", "train", "sweep", "evaluate", "convert", "report")
     helps = [
-        f"['{verb}', '--help']" for verb in (*verbs, "fewshot", "inspect", "benchmark", "runs")
+        f"['{verb}', '--help']"
+        for verb in (*verbs, "fewshot", "inspect", "benchmark", "serve", "runs")
     ]
     calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
     code = "import sys\nfrom vitrail.cli import main\n"

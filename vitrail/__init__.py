@@ -18,6 +18,7 @@ PUBLIC = {
     "inspect": "vitrail.commands",
     "load": "vitrail.weights.loading",
     "save": "vitrail.weights.loading",
+    "serve": "vitrail.serving.running",
     "train": "vitrail.commands",
 }
 
