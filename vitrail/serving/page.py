@@ -34,7 +34,8 @@ def built() -> tuple[str, str]:
         .replace("{{ icon }}", f"data:image/svg+xml;base64,{icon}")
         .replace("{{ version }}", __version__)
     )
-    script = base64.b64encode(hashlib.sha256(parts["js"].encode()).digest()).decode()
+    between = f"\n{parts['js']}\n"
+    script = base64.b64encode(hashlib.sha256(between.encode()).digest()).decode()
     rules = (
         "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; "
         f"style-src 'unsafe-inline'; script-src 'sha256-{script}'; "
