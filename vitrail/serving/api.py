@@ -125,7 +125,7 @@ class Service:
         top = parameters.number(request, "top", 5, least=1)
         one = self.model(request)
         if one.model.head is None:
-            raise RequestError(400, "no_classes", f"{one.name} has no classes; use /embed")
+            raise RequestError(404, "no_classes", f"{one.name} has no classes; use /embed")
         asked = await self.ask(request, one)
         results = [
             {"name": upload.name, "top": one.top(answer, top)}
@@ -146,27 +146,38 @@ class Service:
         return JSONResponse(asked.report(one.name, results=results))
 
     async def attention(self, request: Request) -> Response:
-        """Maps of one picture, as numbers or as a picture."""
-        parameters.refuse_unknown(request, ("model", "layer", "head", "patch", "format"))
-        kind = parameters.choice(request, "format", ("json", "png"))
-        wanted = parameters.wanted(request)
+        """Maps of one picture, as numbers."""
+        parameters.refuse_unknown(request, ("model", "layer", "head", "patch"))
+        wanted = Wanted(
+            parameters.number(request, "layer", "rollout", words=("rollout", "all")),
+            parameters.number(request, "head", None, words=("mean",)),
+            parameters.number(request, "patch", None, words=("all",)),
+        )
         one = self.model(request)
         wanted.check(one.shape)
-        if kind == "png" and (count := wanted.count(one.shape)) > 1:
-            told = f"{count} maps do not fit one picture; name layer, head and patch, or use json"
-            raise RequestError(400, "bad_parameter", told)
         asked = await self.ask(request, one, wanted, most=1)
-        image, maps = asked.prepared[0], asked.answers[0].maps
-        if kind == "png":
-            png = await self.aside(drawn, maps[0], image.pixels, one.preprocess, one.shape)
-            return Response(png, media_type="image/png")
 
         def write() -> bytes:
-            told = {"name": asked.uploads[0].name, "crop": seen(one, image)}
-            found = asked.report(one.name, **told, maps=[each.to_dict() for each in maps])
-            return json.dumps(found).encode()
+            told = {"name": asked.uploads[0].name, "crop": seen(one, asked.prepared[0])}
+            maps = [each.to_dict() for each in asked.answers[0].maps]
+            return json.dumps(asked.report(one.name, **told, maps=maps)).encode()
 
         return Response(await self.aside(write), media_type="application/json")
+
+    async def attention_picture(self, request: Request) -> Response:
+        """One map of one picture, laid over it."""
+        parameters.refuse_unknown(request, ("model", "layer", "head", "patch"))
+        wanted = Wanted(
+            parameters.number(request, "layer", "rollout", words=("rollout",)),
+            parameters.number(request, "head", "mean", words=("mean",)),
+            parameters.number(request, "patch", None),
+        )
+        one = self.model(request)
+        wanted.check(one.shape)
+        asked = await self.ask(request, one, wanted, most=1)
+        image, maps = asked.prepared[0], asked.answers[0].maps
+        png = await self.aside(drawn, maps[0], image.pixels, one.preprocess, one.shape)
+        return Response(png, media_type="image/png")
 
     async def describe(self, request: Request) -> Response:
         """One model with the names of its classes."""

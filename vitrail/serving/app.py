@@ -20,6 +20,7 @@ from vitrail.serving.api import Service
 from vitrail.serving.limits import Limits, RequestError
 from vitrail.serving.metrics import Metrics
 from vitrail.serving.openapi import description
+from vitrail.serving.parameters import refuse_unknown
 from vitrail.serving.served import Served
 
 OPEN = ("/", "/health", "/openapi.json")
@@ -43,6 +44,7 @@ def application(
     described = description(limits, tuple(service.models), secured=bool(token))
 
     async def openapi(request: Request) -> Response:
+        refuse_unknown(request, ())
         return JSONResponse(described)
 
     @asynccontextmanager
@@ -56,6 +58,7 @@ def application(
         routes=[
             Route("/predict", service.predict, methods=["POST"]),
             Route("/attention", service.attention, methods=["POST"]),
+            Route("/attention.png", service.attention_picture, methods=["POST"]),
             Route("/embed", service.embed, methods=["POST"]),
             Route("/model", service.describe),
             Route("/models", service.listing),

@@ -64,7 +64,7 @@ class Wanted:
     def check(self, shape: Shape) -> None:
         """Nothing, or which of the numbers does not exist in this model."""
         if not shape.heads:
-            raise RequestError(400, "no_attention", "this model has no attention layers")
+            raise RequestError(404, "no_attention", "this model has no attention layers")
         if isinstance(self.layer, int) and self.layer >= len(shape.heads):
             raise missing("layer", self.layer, len(shape.heads))
         heads = min((shape.heads[n] for n in self.layers(shape)), default=max(shape.heads))
@@ -72,7 +72,7 @@ class Wanted:
             raise missing("head", self.head, heads)
         if self.patch is not None and not shape.even:
             told = "the layers of this model see different patches; leave `patch` out"
-            raise RequestError(400, "no_attention", told)
+            raise RequestError(404, "no_attention", told)
         patches = area(shape.grids[0])
         if isinstance(self.patch, int) and self.patch >= patches:
             raise missing("patch", self.patch, patches)
@@ -106,7 +106,7 @@ class Map:
 def missing(what: str, number: int, count: int) -> RequestError:
     """A number beyond the last one."""
     told = f"there is no {what} {number}: this model has 0 to {count - 1}"
-    return RequestError(400, "bad_parameter", told)
+    return RequestError(404, "not_found", told)
 
 
 def area(grid: Grid) -> int:

@@ -10,45 +10,52 @@ Described = dict[str, Any]
 
 STRING: Described = {"type": "string"}
 COUNT: Described = {"type": "integer", "minimum": 0}
+PLACE: Described = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
 NUMBER: Described = {"type": "number"}
 ERRORS = {
     400: "A parameter, the form or the question is wrong.",
     401: "The token is missing or wrong.",
-    404: "There is no such model or sample.",
+    404: "There is no such model, layer, head, patch or sample.",
     408: "The upload took too long.",
-    413: "Too many bytes, pixels or pictures.",
+    413: "Too many bytes or pixels.",
     422: "A picture cannot be decoded.",
     503: "Too much at once: try again after the seconds in Retry-After.",
     504: "No answer in time.",
 }
+PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif")
 UPLOAD_ERRORS = (400, 404, 408, 413, 422, 503, 504)
 
 
 def description(limits: Limits, models: Sequence[str], *, secured: bool) -> Described:
     """Paths, parameters and answers."""
-    upload = {"required": True, "content": bodies(limits)}
-    many = {**upload, "description": f"One picture, or a form with 1 to {limits.images} files."}
     model = query("model", {"type": "string", "enum": list(models)}, "Default: the first.")
     top = query("top", {"type": "integer", "minimum": 1, "maximum": 999_999_999, "default": 5})
     paths = {
-        "/predict": {"post": operation("The most likely classes", "Predictions", (model, top))},
-        "/embed": {"post": operation("The vectors that the head reads", "Embeddings", (model,))},
-        "/attention": {"post": operation("Maps of attention", "Attention", (model, *MAPS))},
+        "/predict": {
+            "post": operation("The most likely classes", "Predictions", (model, top))
+            | {"requestBody": body(limits.images)}
+        },
+        "/attention": {
+            "post": operation("Maps of attention", "Attention", (model, *MAPS))
+            | {"requestBody": body(1)}
+        },
+        "/attention.png": {
+            "post": operation("One map over the picture", "image/png", (model, *ONE_MAP))
+            | {"requestBody": body(1)}
+        },
+        "/embed": {
+            "post": operation("The vectors that the head reads", "Embeddings", (model,))
+            | {"requestBody": body(limits.images)}
+        },
         "/model": {"get": operation("One model with its labels", "Model", (model,), (400, 404))},
         "/models": {"get": operation("All models", "Models", (), (400,))},
         "/health": {"get": operation("Whether the server is well", "Health", (), (400,))},
         "/metrics": {"get": operation("Counters for Prometheus", "text/plain", (), (400,))},
         "/samples": {"get": operation("Pictures to try", "Samples", (), (400,))},
-        "/samples/{name}": {
-            "get": operation("One of them", "image/jpeg", (SAMPLE,), (400, 404)),
-        },
-        "/openapi.json": {"get": operation("This description", "Any", ())},
+        "/samples/{name}": {"get": operation("One sample", "image/jpeg", (SAMPLE,), (400, 404))},
+        "/openapi.json": {"get": operation("This description", "Any", (), (400,))},
         "/": {"get": operation("The page", "text/html", (), (400,))},
     }
-    for path in ("/predict", "/embed", "/attention"):
-        paths[path]["post"]["requestBody"] = many if path != "/attention" else upload
-    png = {"image/png": {"schema": {}}}
-    paths["/attention"]["post"]["responses"]["200"]["content"] |= png
     components: Described = {"schemas": SCHEMAS}
     if secured:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
@@ -65,14 +72,20 @@ def description(limits: Limits, models: Sequence[str], *, secured: bool) -> Desc
     }
 
 
-def bodies(limits: Limits) -> Described:
-    """A picture by itself, or a form with files."""
-    binary: Described = {"schema": {"type": "string", "contentMediaType": "image/*"}}
-    files = {"type": "array", "items": {"type": "string", "format": "binary"}}
-    files |= {"minItems": 1, "maxItems": limits.images}
-    form = {"type": "object", "properties": {"file": files}, "required": ["file"]}
-    raw = ("image/jpeg", "image/png", "application/octet-stream")
-    return dict.fromkeys(raw, binary) | {"multipart/form-data": {"schema": form}}
+def body(most: int) -> Described:
+    """A picture by itself, or a form with at most so many."""
+    picture = {"type": "string", "format": "binary"}
+    files = listed(picture, minItems=1, maxItems=most)
+    form = {
+        "schema": {"type": "object", "properties": {"file": files}, "required": ["file"]},
+        "encoding": {"file": {"contentType": ", ".join(PICTURES)}},
+    }
+    told = "The bytes decide, whatever type they are said to be. "
+    return {
+        "required": True,
+        "description": told + f"A form has 1 to {most} files, of any field's name.",
+        "content": {kind: {"schema": picture} for kind in PICTURES} | {"multipart/form-data": form},
+    }
 
 
 def operation(
@@ -115,7 +128,7 @@ def query(name: str, schema: Described, told: str = "") -> Described:
 
 def numbered(*words: str) -> Described:
     """A whole number, or one of some words."""
-    return {"oneOf": [{"type": "integer", "minimum": 0}, {"type": "string", "enum": list(words)}]}
+    return {"oneOf": [PLACE, {"type": "string", "enum": list(words)}]}
 
 
 def record(**properties: Described) -> Described:
@@ -138,11 +151,16 @@ def or_nothing(of: Described) -> Described:
     return {**of, "type": [of["type"], "null"]}
 
 
+READ = "Whose attention. Default: what the classifier reads."
 MAPS = (
     query("layer", numbered("rollout", "all"), "Default: rollout. all: rollout and every layer."),
     query("head", numbered("mean"), "Default: each head."),
-    query("patch", numbered("all"), "Whose attention. Default: what the classifier reads."),
-    query("format", {"type": "string", "enum": ["json", "png"]}, "png: one map over the picture."),
+    query("patch", numbered("all"), READ),
+)
+ONE_MAP = (
+    query("layer", numbered("rollout"), "Default: rollout."),
+    query("head", numbered("mean"), "Default: mean."),
+    query("patch", PLACE, READ),
 )
 SAMPLE = {"name": "name", "in": "path", "required": True, "schema": STRING}
 PAIR = listed({"type": "integer", "minimum": 1}, minItems=2, maxItems=2)

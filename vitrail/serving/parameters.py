@@ -8,7 +8,6 @@ from starlette.requests import Request
 
 from vitrail.errors import did_you_mean
 from vitrail.serving.limits import RequestError
-from vitrail.serving.maps import Wanted
 
 
 def refuse_unknown(request: Request, known: Sequence[str]) -> None:
@@ -34,21 +33,3 @@ def number(
         return int(text)
     told = " or ".join([f"a whole number from {least} up", *words])
     raise RequestError(400, "bad_parameter", f"{name}={text[:40]}: expected {told}")
-
-
-def choice(request: Request, name: str, words: Sequence[str]) -> str:
-    """One of some words; the first by default."""
-    text = request.query_params.get(name, words[0])
-    if text not in words:
-        told = f"{name}={text[:40]}: expected {' or '.join(words)}"
-        raise RequestError(400, "bad_parameter", told)
-    return text
-
-
-def wanted(request: Request) -> Wanted:
-    """Layer, head and patch."""
-    return Wanted(
-        number(request, "layer", "rollout", words=("rollout", "all")),
-        number(request, "head", None, words=("mean",)),
-        number(request, "patch", None, words=("all",)),
-    )

@@ -14,7 +14,6 @@ from vitrail.errors import VitrailError
 from vitrail.inspection.recording import record
 from vitrail.model import Classifier
 from vitrail.model.variants import name as variant_name
-from vitrail.serving.limits import RequestError
 from vitrail.serving.maps import Map, Shape, Wanted, maps, shape_of
 from vitrail.weights.loading import load
 
@@ -69,8 +68,7 @@ class Served:
 
     def top(self, answer: Answer, count: int) -> list[dict[str, Any]]:
         """The most likely classes, best first."""
-        if answer.probabilities is None:
-            raise RequestError(400, "no_classes", f"{self.name} has no classes; use /embed")
+        assert answer.probabilities is not None
         best = answer.probabilities.topk(min(count, len(answer.probabilities)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [{"label": self.label(number), "probability": value} for number, value in pairs]

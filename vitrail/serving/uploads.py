@@ -84,7 +84,7 @@ async def split(request: Request, body: bytes, limits: Limits) -> list[Upload]:
         )
     if len(found) > limits.images:
         told = f"the request has {len(found)} pictures, more than {limits.images}"
-        raise RequestError(413, "too_many_images", told)
+        raise RequestError(400, "too_many_images", told)
     return found
 
 
