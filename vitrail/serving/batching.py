@@ -67,8 +67,8 @@ class Batcher:
             start = loop.time()
             work = loop.run_in_executor(self.thread, self.compute, [job.item for job in batch])
             await asyncio.wait({work})
-            self.done(len(batch), loop.time() - start)
             deliver(batch, work)
+            self.done(len(batch), loop.time() - start)
 
     async def gather(self) -> list[Job]:
         """At least one job, and those that come before the first one's time is up."""

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -48,7 +48,7 @@ class Metrics:
 
     def batch(self, model: str, size: int, seconds: float) -> None:
         """A batch went through a model."""
-        self.batches[(("model", model),)].add(size)
+        self.batches[(("model", model),)].add(float(size))
         self.computing[(("model", model),)].add(seconds)
 
     def text(self, waiting: dict[str, int]) -> str:

@@ -103,7 +103,9 @@ async def form_files(request: Request, body: bytes, limits: Limits) -> list[Uplo
         told = f"the form cannot be read: {one_line(getattr(error, 'message', error))}"
         raise RequestError(400, "bad_form", told) from None
     files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-    return [Upload(named(file, number), await file.read()) for number, file in enumerate(files, 1)]
+    found = [Upload(named(file, n), await file.read()) for n, file in enumerate(files, 1)]
+    await form.close()
+    return found
 
 
 def named(file: UploadFile, number: int) -> str:
