@@ -2,16 +2,19 @@
 
 import io
 import re
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+import uvicorn
 from PIL import Image
+from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 import vitrail
@@ -56,11 +59,29 @@ def client(model) -> Iterator[TestClient]:
 @contextmanager
 def clients(*models: Classifier, **options: object) -> Iterator[TestClient]:
     """Asks models called a, b, …; options are limits, or the application's."""
-    own = {name: options.pop(name) for name in ("token", "hosts") if name in options}
-    served = [serve_model(model, chr(ord("a") + n)) for n, model in enumerate(models)]
-    app = application(served, Limits(**options), **own)
-    with TestClient(app, raise_server_exceptions=False) as found:
+    with TestClient(served(*models, **options), raise_server_exceptions=False) as found:
         yield found
+
+
+def served(*models: Classifier, **options: object) -> Starlette:
+    own = {name: options.pop(name) for name in ("token", "hosts") if name in options}
+    named = [serve_model(model, chr(ord("a") + n)) for n, model in enumerate(models)]
+    return application(named, Limits(**options), **own)
+
+
+@contextmanager
+def behind_a_port(*models: Classifier, **options: object) -> Iterator[str]:
+    """A server in a thread of this process."""
+    config = uvicorn.Config(served(*models, **options), log_level="warning")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=server.run, args=([door],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 @pytest.fixture(scope="session")
@@ -68,11 +89,6 @@ def weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("served") / "model.safetensors"
     vitrail.save(ready(), path)
     return path
-
-
-@pytest.fixture(scope="session")
-def start() -> Callable:
-    return started
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What schemathesis sends as a picture: a schema can say that bytes are one, not which bytes are."""
+"""What schemathesis sends as a picture: a schema cannot say which bytes are one."""
 
 import io
 

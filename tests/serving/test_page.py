@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect, sync_playwright
 
-from tests.serving.conftest import picture
+from tests.serving.conftest import behind_a_port, picture
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -198,8 +198,8 @@ def test_dark_is_dark(page):
     assert max(int(part) for part in colour[4:-1].split(",")) < 60
 
 
-def test_a_token_is_asked_for_once(browser, weights, start):
-    with start(weights, "--token", "s3cret") as (_, address):
+def test_a_token_is_asked_for_once(browser, model):
+    with behind_a_port(model, token="s3cret") as address:
         context = browser.new_context()
         page = context.new_page()
         page.goto(address)

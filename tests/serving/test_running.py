@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serving.conftest import picture
+from tests.serving.conftest import behind_a_port, picture, started
 from vitrail.cli import main
 from vitrail.errors import FailureError, VitrailError
 from vitrail.serving.running import bind, is_local, local_names, refuse_open_doors
@@ -30,18 +31,19 @@ def ask(address: str, method: str, path: str, body: bytes = b"", **headers: str)
 
 def test_schemathesis_finds_nothing(server, tmp_path):
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server}/openapi.json"]
-    command += ["--max-examples", "12", "--phases", "examples,coverage,fuzzing", "--seed", "1"]
+    command += ["--max-examples", "8", "--phases", "examples,coverage,fuzzing", "--seed", "1"]
     environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.serving.hooks"}
-    environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert "Tested: 12" in done.stdout or "Tested: 11" in done.stdout
+    # All but the description itself, which schemathesis leaves out.
+    assert "Tested: 11" in done.stdout
 
 
-def test_a_server_that_is_told_to_end_answers_what_it_has_accepted(weights, start):
-    with start(weights, "--batch", "1", "--megapixels", "60") as (process, address):
+def test_a_server_that_is_told_to_end_answers_what_it_has_accepted(weights):
+    with started(weights, "--batch", "1", "--megapixels", "60") as (process, address):
         body = picture(size=(2600, 2600))
         answers = []
         asking = [
@@ -64,8 +66,8 @@ def test_a_server_that_is_told_to_end_answers_what_it_has_accepted(weights, star
             ask(address, "GET", "/health")
 
 
-def test_a_slow_upload_is_ended_and_others_are_not_held_up(weights, start):
-    with start(weights, "--seconds", "1.5") as (_, address):
+def test_a_slow_upload_is_ended_and_others_are_not_held_up(model):
+    with behind_a_port(model, seconds=1.5) as address:
         host = urlsplit(address)
         with socket.create_connection((host.hostname, host.port), timeout=30) as slow:
             slow.sendall(
@@ -114,7 +116,7 @@ def test_a_port_in_use_is_one_line():
         port = other.getsockname()[1]
         with pytest.raises(FailureError, match=f"cannot listen on 127.0.0.1:{port} .*--port"):
             bind("127.0.0.1", port)
-    with pytest.raises(FailureError, match="cannot listen"):
+    with pytest.raises(VitrailError, match="--port 99999: expected 0 to 65535"):
         bind("127.0.0.1", 99_999)
 
 

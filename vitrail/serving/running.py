@@ -94,9 +94,11 @@ def local_names(host: str) -> tuple[str, ...]:
 
 def bind(host: str, port: int) -> socket.socket:
     """The port taken, before anything slow is done."""
+    if not 0 <= port < 65536:
+        raise VitrailError(f"--port {port}: expected 0 to 65535")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         told = f"cannot listen on {host}:{port} ({one_line(error)})"
         raise FailureError(f"{told}; try another --port, or 0 for any that is free") from None

@@ -1,15 +1,14 @@
 """From a request's body to the files in it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from vitrail.errors import one_line
+from vitrail.serving.forms import form_files
 from vitrail.serving.limits import Limits, RequestError, busy
 
 
@@ -39,7 +38,7 @@ class Bodies:
             except TimeoutError:
                 told = f"the upload took longer than {self.limits.seconds:g} s"
                 raise RequestError(408, "slow_upload", told) from None
-            yield await split(request, bytes(data), self.limits)
+            yield split(request.headers.get("content-type", ""), bytes(data), self.limits)
         finally:
             self.held -= len(data)
 
@@ -71,11 +70,13 @@ class Bodies:
         return None
 
 
-async def split(request: Request, body: bytes, limits: Limits) -> list[Upload]:
+def split(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
     """A form's files, or a body that is one picture."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        found = await form_files(request, body, limits)
+    if content_type.partition(";")[0].strip().lower() == "multipart/form-data":
+        files = enumerate(form_files(content_type, body), 1)
+        found = [
+            Upload(one_line(name) if name else f"picture {n}", data) for n, (name, data) in files
+        ]
     else:
         found = [Upload("the upload", body)] if body else []
     if not found:
@@ -86,28 +87,3 @@ async def split(request: Request, body: bytes, limits: Limits) -> list[Upload]:
         told = f"the request has {len(found)} pictures, more than {limits.images}"
         raise RequestError(400, "too_many_images", told)
     return found
-
-
-async def form_files(request: Request, body: bytes, limits: Limits) -> list[Upload]:
-    """The files of a form; its other fields are left out."""
-
-    async def stream() -> AsyncGenerator[bytes, None]:
-        yield body
-        yield b""
-
-    parser = MultiPartParser(request.headers, stream(), max_part_size=limits.body)
-    parser.spool_max_size = limits.body  # pictures are never written to a disk
-    try:
-        form = await parser.parse()
-    except (MultiPartException, KeyError, ValueError) as error:
-        told = f"the form cannot be read: {one_line(getattr(error, 'message', error))}"
-        raise RequestError(400, "bad_form", told) from None
-    files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-    found = [Upload(named(file, n), await file.read()) for n, file in enumerate(files, 1)]
-    await form.close()
-    return found
-
-
-def named(file: UploadFile, number: int) -> str:
-    """A file's name, fit for a message."""
-    return one_line(file.filename) if file.filename else f"picture {number}"
