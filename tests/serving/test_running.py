@@ -12,8 +12,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from torch.utils.hooks import RemovableHandle
 
-from tests.serving.conftest import behind_a_port, picture, started
+from tests.serving.conftest import behind_a_port, picture, ready, started
+from vitrail import Classifier
 from vitrail.cli import main
 from vitrail.errors import FailureError, VitrailError
 from vitrail.serving.running import bind, is_local, local_names, refuse_open_doors
@@ -31,7 +33,7 @@ def ask(address: str, method: str, path: str, body: bytes = b"", **headers: str)
 
 def test_schemathesis_finds_nothing(server, tmp_path):
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server}/openapi.json"]
-    command += ["--max-examples", "8", "--phases", "examples,coverage,fuzzing", "--seed", "1"]
+    command += ["--max-examples", "5", "--phases", "examples,coverage,fuzzing", "--seed", "1"]
     environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.serving.hooks"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
@@ -43,8 +45,8 @@ def test_schemathesis_finds_nothing(server, tmp_path):
 
 
 def test_a_server_that_is_told_to_end_answers_what_it_has_accepted(weights):
-    with started(weights, "--batch", "1", "--megapixels", "60") as (process, address):
-        body = picture(size=(2600, 2600))
+    with started(weights, "--batch", "1", "--seconds", "60") as (process, address):
+        body = picture(size=(2000, 2000))
         answers = []
         asking = [
             threading.Thread(
@@ -75,6 +77,49 @@ def test_a_slow_upload_is_ended_and_others_are_not_held_up(model):
             )
             assert ask(address, "POST", "/predict", picture())[0] == 200
             assert slow.recv(2000).startswith(b"HTTP/1.1 408 ")
+
+
+def slowed(model: Classifier, seconds: float) -> RemovableHandle:
+    """Lets each batch of the model take so long."""
+    return model.norm.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
+
+def test_no_answer_in_time_is_504_and_the_next_request_is_served():
+    model = ready()
+    with behind_a_port(model, seconds=0.3) as address:
+        hook = slowed(model, 1.0)
+        status, said = ask(address, "POST", "/predict", picture())
+        assert (status, b"timeout" in said) == (504, True)
+        hook.remove()
+        time.sleep(1)
+        assert ask(address, "POST", "/predict", picture())[0] == 200
+
+
+def test_a_full_queue_is_503_and_says_when_to_come_back():
+    model = ready()
+    with behind_a_port(model, queue=2, images=2) as address:
+        hook = slowed(model, 0.5)
+        answers = []
+        asking = [
+            threading.Thread(
+                target=lambda: answers.append(ask(address, "POST", "/predict", picture())[0])
+            )
+            for _ in range(2)
+        ]
+        for thread in asking:
+            thread.start()
+        while b'"a":2' not in ask(address, "GET", "/health")[1]:
+            time.sleep(0.005)
+        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+        connection.request("POST", "/predict", picture())
+        refused = connection.getresponse()
+        assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+        connection.close()
+        for thread in asking:
+            thread.join()
+        assert answers == [200, 200]
+        hook.remove()
+        assert ask(address, "POST", "/predict", picture())[0] == 200
 
 
 def test_a_large_upload_is_told_so_before_its_connection_closes(server):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +58,8 @@ class Service:
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.limits)
-        self.decoders = ThreadPoolExecutor(thread_name_prefix="decode")
+        # Each may hold the largest picture that is accepted: not more of them than can run at once.
+        self.decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         for name, one in self.models.items():
             done = partial(self.metrics.batch, name)
             self.batchers[name] = Batcher(one.answer, self.limits, done)

@@ -24,7 +24,8 @@ async function ask(path, options = {}) {
   throw new Error(sentence(body?.error?.message ?? `The server answered ${answer.status}.`));
 }
 
-const sentence = (line) => line[0].toUpperCase() + line.slice(1) + (/[.!?]$/.test(line) ? "" : ".");
+// A message may begin with the name of a file, which stays as it is.
+const sentence = (line) => line.replace(/^[a-z]+(?=[ ,])/, (word) => word[0].toUpperCase() + word.slice(1)) + (/[.!?]$/.test(line) ? "" : ".");
 
 function question(path, more = {}) {
   const form = new FormData();

@@ -50,7 +50,7 @@ def serve(
         for one in served:
             told = one.describe(labels=False)
             say(f"{one.name}  {told['variant']} · {told['parameters']:,} parameters")
-        say(f"http://{shown}:{number}/{'#token=' + token if token else ''}  (Ctrl-C ends it)")
+        say(f"http://{shown}:{number}/  (Ctrl-C ends it)")
         run(uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)), door)
 
 
