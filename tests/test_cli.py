@@ -39,6 +39,7 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
         "convert",
         "export",
         "report",
+        "serve",
         "runs",
     ]
     assert seconds < 1.5  # torch alone takes longer
@@ -48,7 +49,10 @@ def test_help_and_models_do_not_import_torch():
     verbs = ("demo", "models", "data", "config", "train", "sweep", "evaluate", "convert", "report")
     helps = [
         f"['{verb}', '--help']"
-        for verb in (*verbs, "fewshot", "predict", "inspect", "benchmark", "export", "runs")
+        for verb in (
+            *(*verbs, "fewshot", "predict", "inspect", "benchmark", "export", "serve"),
+            "runs",
+        )
     ]
     calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
     code = "import sys\nfrom vitrail.cli import main\n"

@@ -486,6 +486,40 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 
 
 @main.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Other hosts need a token.")
+@click.option("--port", default=8000, show_default=True, help="0: any that is free.")
+@click.option("--token", envvar="VITRAIL_TOKEN", default="", help="Also as VITRAIL_TOKEN.")
+@click.option("--insecure", is_flag=True, help="Let other hosts in without a token.")
+@click.option("--batch", default=32, show_default=True, help="Pictures computed together.")
+@click.option("--wait", default=5.0, show_default=True, help="Milliseconds to wait for others.")
+@click.option("--queue", default=256, show_default=True, help="Pictures waiting; then 503.")
+@click.option("--images", default=32, show_default=True, help="Pictures in one request.")
+@click.option("--megabytes", default=16.0, show_default=True, help="Size of one request.")
+@click.option("--megapixels", default=50.0, show_default=True, help="Size of one picture.")
+@click.option("--seconds", default=30.0, show_default=True, help="For one request.")
+@DEVICE
+def serve(
+    models: tuple[str, ...],
+    host: str,
+    port: int,
+    token: str,
+    insecure: bool,
+    device: str,
+    **limits: Any,
+) -> None:
+    """Web page and JSON API, on localhost unless told otherwise.
+
+    Several models are called by the names of their folders, or as NAME=MODEL.
+    """
+    from vitrail.serving.limits import Limits
+    from vitrail.serving.running import serve
+
+    found = Limits(**limits)
+    serve(models, host=host, port=port, token=token, insecure=insecure, device=device, limits=found)
+
+
+@main.command()
 @click.argument("folder", default="runs")
 @AS_JSON
 def runs(folder: str, as_json: bool) -> None:

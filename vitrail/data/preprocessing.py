@@ -92,7 +92,12 @@ class Preprocessing:
 
     def resize(self, image: Any) -> Any:
         """To the size itself, or to what just covers the rectangle that is cropped from."""
-        height, width = v2.functional.get_size(image)
+        rows, columns = self.resized(*v2.functional.get_size(image))
+        mode = InterpolationMode(self.interpolation)
+        return v2.functional.resize(image, [rows, columns], mode, antialias=self.antialias)
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns that a picture has before it is cropped."""
         rows, columns = self.size
         if self.short_side:
             scale = self.short_side / min(self.size)
@@ -101,8 +106,7 @@ class Preprocessing:
                 columns = max(columns, int(rows * width / height))
             else:
                 rows = max(rows, int(columns * height / width))
-        mode = InterpolationMode(self.interpolation)
-        return v2.functional.resize(image, [rows, columns], mode, antialias=self.antialias)
+        return rows, columns
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, for a file's metadata."""

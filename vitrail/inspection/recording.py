@@ -88,13 +88,17 @@ class Recording:
 
 
 def record(
-    model: Classifier, image: Float[Tensor, "1 c y x"], target: int | None = None
+    model: Classifier,
+    image: Float[Tensor, "1 c y x"],
+    target: int | None = None,
+    *,
+    gradient: bool = True,
 ) -> Recording:
-    """One pass, and the gradient of a class's logit (the best guess's by default) where all of the
-    model's attention has one."""
+    """One pass, and where wanted the gradient of a class's logit (the best guess's by default), if
+    all of the model's attention has one."""
     modules = model.attention_layers()
     pool = model.pool if isinstance(model, ViT) else None
-    sloped = model.head is not None and bool(modules) and all(map(is_plain, modules))
+    sloped = gradient and model.head is not None and bool(modules) and all(map(is_plain, modules))
     readers = [*modules, *([] if pool is None else [pool])] if sloped else []
     with prepared(model, recompute=sloped), torch.set_grad_enabled(sloped):
         with kept(modules) as inputs, kept([module.out for module in readers]) as outputs:  # type: ignore[misc]

@@ -1,0 +1,385 @@
+"""What the API answers, and how it says no."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.malformed import decodes, form, uploads
+from tests.serving.conftest import LABELS, clients, picture, ready
+from vitrail.errors import VitrailError
+from vitrail.inspection.attention import look, on_grid
+from vitrail.inspection.looking import inspector
+from vitrail.inspection.recording import record
+from vitrail.serving.limits import Limits
+from vitrail.serving.served import open_models, serve_model, split_name
+
+
+def code(answer) -> tuple[int, str]:
+    """Status and code of an error, which has a message and nothing else."""
+    assert set(answer.json()) == {"error"}
+    assert set(answer.json()["error"]) == {"code", "message"}
+    assert "\n" not in answer.json()["error"]["message"]
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+def test_a_picture_as_bytes_gets_what_the_model_predicts(client, model):
+    answer = client.post("/predict", content=picture()).json()
+    expected = model.predict(Image.open(io.BytesIO(picture())))
+    assert answer["model"] == "a"
+    assert set(answer["milliseconds"]) == {"decode", "model"}
+    top = [(one["label"], one["probability"]) for one in answer["results"][0]["top"]]
+    assert [label for label, _ in top] == [label for label, _ in expected]
+    assert [p for _, p in top] == pytest.approx([p for _, p in expected], abs=1e-5)
+
+
+def test_many_pictures_of_a_form_come_back_in_order_with_their_names(client, model):
+    files = [("file", (f"{n}.png", picture(n))) for n in range(5)]
+    answer = client.post("/predict?top=1", files=files).json()
+    assert [one["name"] for one in answer["results"]] == [f"{n}.png" for n in range(5)]
+    for number, one in enumerate(answer["results"]):
+        expected = model.predict(Image.open(io.BytesIO(picture(number))), top=1)[0]
+        assert one["top"][0]["label"] == expected[0]
+        assert one["top"][0]["probability"] == pytest.approx(expected[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("top", [1, 3, 7, 1000])
+def test_so_many_guesses_as_wanted_and_as_there_are(client, top):
+    answer = client.post(f"/predict?top={top}", content=picture()).json()
+    assert len(answer["results"][0]["top"]) == min(top, 7)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF"])
+def test_every_usual_format_is_read_whatever_type_it_is_said_to_be(client, kind):
+    answer = client.post(
+        "/predict", content=picture(kind=kind), headers={"content-type": "text/html"}
+    )
+    assert answer.status_code == 200
+
+
+def test_embeddings_are_the_features_of_the_model(client, model):
+    answer = client.post("/embed", content=picture()).json()
+    with torch.inference_mode():
+        expected = model.features(model.preprocess(Image.open(io.BytesIO(picture())))[None])[0]
+    assert answer["results"][0]["embedding"] == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def recorded(model):
+    pixels = model.preprocess(Image.open(io.BytesIO(picture())))
+    return record(model, pixels[None], gradient=False)
+
+
+def test_rollout_is_that_of_vitrail_inspect(client, model):
+    answer = client.post("/attention", content=picture()).json()
+    asked = inspector(model)
+    expected = asked.look(asked.pixels(Image.open(io.BytesIO(picture()))), "it").rollout
+    only = answer["maps"][0]
+    assert (only["layer"], only["head"], only["patch"], only["grid"]) == (None, None, None, [4, 4])
+    assert len(answer["maps"]) == 1
+    assert only["values"] == pytest.approx(expected.flatten().tolist(), rel=1e-3)
+
+
+def test_every_layer_and_head_comes_after_rollout(client, model):
+    maps = client.post("/attention?layer=all", content=picture()).json()["maps"]
+    names = [(one["layer"], one["head"]) for one in maps]
+    assert names == [(None, None), *((layer, head) for layer in range(2) for head in range(3))]
+    heads = look(recorded(model), [0, 1]).heads
+    for one in maps[1:]:
+        expected = heads[one["layer"]][one["head"]].flatten().tolist()
+        assert one["values"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_mean_of_heads_is_one_map(client):
+    each = client.post("/attention?layer=1", content=picture()).json()["maps"]
+    mean = client.post("/attention?layer=1&head=mean", content=picture()).json()["maps"]
+    assert [one["head"] for one in mean] == [None]
+    expected = np.mean([one["values"] for one in each], axis=0)
+    assert mean[0]["values"] == pytest.approx(expected.tolist(), rel=1e-3)
+
+
+def test_every_patch_says_what_it_attends_to(client, model):
+    maps = client.post("/attention?layer=1&head=2&patch=all", content=picture()).json()["maps"]
+    assert [one["patch"] for one in maps] == list(range(16))
+    pixels = model.preprocess(Image.open(io.BytesIO(picture())))[None]
+    with torch.no_grad():
+        weights = model.attention(pixels, [1])[1][0, 2]
+    expected = on_grid(weights[1:], (4, 4)).flatten(1)
+    found = torch.tensor([one["values"] for one in maps])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+    one = client.post("/attention?layer=1&head=2&patch=5", content=picture()).json()["maps"]
+    assert one == [maps[5]]
+
+
+def test_rollout_from_patches_multiplies_all_layers(client, model):
+    maps = client.post("/attention?patch=all", content=picture()).json()["maps"]
+    pixels = model.preprocess(Image.open(io.BytesIO(picture())))[None]
+    with torch.no_grad():
+        first, last = (model.attention(pixels)[n][0].mean(0) for n in (0, 1))
+    identity = torch.eye(17)
+    product = (last + identity) / 2 @ ((first + identity) / 2)
+    expected = on_grid(product[1:], (4, 4)).flatten(1)
+    found = torch.tensor([one["values"] for one in maps])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?layer=rollout", "?layer=1", "?layer=0&head=2", "?patch=3&layer=1"]
+)
+def test_one_map_over_the_picture_is_a_png_file(client, query):
+    answer = client.post(f"/attention.png{query}", content=picture())
+    assert answer.headers["content-type"] == "image/png"
+    drawn = Image.open(io.BytesIO(answer.content))
+    assert (drawn.format, drawn.size) == ("PNG", (256, 256))
+    assert len(set(drawn.convert("L").tobytes())) > 20
+
+
+def test_what_the_model_is_shown_of_a_picture_is_told(client):
+    left, top, right, bottom = client.post("/attention", content=picture()).json()["crop"]
+    # 80 x 100 becomes 72 x 90, of which the middle 64 x 64 are cropped.
+    assert (left, right) == pytest.approx((4 / 72, 68 / 72))
+    assert (top, bottom) == pytest.approx((13 / 90, 77 / 90))
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("?layer=2", (404, "not_found")),
+        ("?layer=1&head=3", (404, "not_found")),
+        ("?patch=16", (404, "not_found")),
+        ("?layer=first", (400, "bad_parameter")),
+        ("?layer=-1", (400, "bad_parameter")),
+        ("?head=", (400, "bad_parameter")),
+        ("?layers=1", (400, "bad_parameter")),
+        ("?layer=1&layer=0", (400, "bad_parameter")),
+        ("?model=b", (404, "unknown_model")),
+    ],
+)
+def test_a_wrong_parameter_is_named(client, query, expected):
+    answer = client.post(f"/attention{query}", content=picture())
+    assert code(answer) == expected
+
+
+@pytest.mark.parametrize("kind", ["resnet", "classic-resnet"])
+def test_a_model_without_attention_says_so_and_predicts(kind):
+    with clients(ready(kind)) as client:
+        assert code(client.post("/attention", content=picture())) == (404, "no_attention")
+        assert client.post("/predict", content=picture()).status_code == 200
+        assert client.get("/model").json()["heads"] == []
+
+
+@pytest.mark.parametrize("kind", ["vit-gap", "vit-attention-pool", "hybrid", "axial-vit"])
+def test_other_families_have_maps_too(kind):
+    with clients(ready(kind)) as client:
+        for query in ("?layer=all", "?layer=0&head=mean&patch=0"):
+            answer = client.post(f"/attention{query}", content=picture())
+            assert answer.status_code == 200, answer.text
+            for one in answer.json()["maps"]:
+                assert sum(one["values"]) == pytest.approx(1, abs=1e-3)
+
+
+def test_layers_that_see_different_patches_cannot_be_asked_about_one():
+    with clients(ready("axial-resnet")) as client:
+        answer = client.post("/attention?layer=all", content=picture())
+        assert len({tuple(one["grid"]) for one in answer.json()["maps"]}) > 1
+        assert code(client.post("/attention?patch=0", content=picture())) == (404, "no_attention")
+        assert client.get("/model").json()["patches"] is False
+
+
+def test_a_model_without_classes_only_embeds():
+    with clients(ready(classes=0)) as client:
+        assert code(client.post("/predict", content=picture())) == (404, "no_classes")
+        assert client.post("/embed", content=picture()).status_code == 200
+
+
+def test_several_models_are_asked_by_name(model):
+    with clients(model, ready("vit-gap")) as client:
+        first = client.post("/embed", content=picture()).json()
+        second = client.post("/embed?model=b", content=picture()).json()
+        assert (first["model"], second["model"]) == ("a", "b")
+        assert first["results"] != second["results"]
+        assert [one["name"] for one in client.get("/models").json()["models"]] == ["a", "b"]
+
+
+def test_the_model_describes_itself(client):
+    found = client.get("/model").json()
+    assert found["labels"] == list(LABELS)
+    assert (found["classes"], found["size"], found["grid"]) == (7, [64, 64], [4, 4])
+    assert found["heads"] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", (400, "no_picture")),
+        (b"hello", (422, "not_a_picture")),
+        (picture()[:200], (422, "not_a_picture")),
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n",
+            (422, "not_a_picture"),
+        ),
+        (picture(size=(2100, 500)), (413, "too_many_pixels")),
+        (picture(size=(1, 3000)), (413, "too_many_pixels")),
+        (bytes(1 << 20) + b"0", (413, "too_large")),
+    ],
+)
+def test_bad_uploads_are_refused_with_their_reason(model, content, expected):
+    with clients(model, megabytes=1.0, megapixels=1.0) as client:
+        assert code(client.post("/predict", content=content)) == expected
+
+
+def test_a_broken_picture_among_others_is_named(client):
+    files = [("file", ("good.png", picture())), ("file", ("notes.txt", b"hello"))]
+    answer = client.post("/predict", files=files)
+    assert code(answer) == (422, "not_a_picture")
+    assert answer.json()["error"]["message"] == "notes.txt is not a picture"
+
+
+def test_too_many_pictures_are_refused(model):
+    with clients(model, images=2) as client:
+        files = [("file", (f"{n}.png", picture())) for n in range(3)]
+        assert code(client.post("/predict", files=files)) == (400, "too_many_images")
+        assert client.post("/predict", files=files[:2]).status_code == 200
+        assert code(client.post("/attention", files=files[:2])) == (400, "too_many_images")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"nothing", "multipart/form-data; boundary=x"),
+        (b"nothing", "multipart/form-data"),
+        (
+            b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nword\r\n--x--\r\n',
+            "multipart/form-data; boundary=x",
+        ),
+        (
+            b"--x\r\nContent-Disposition: form-data\r\n\r\nword\r\n--x--\r\n",
+            "multipart/form-data; boundary=x",
+        ),
+        (b"--x\r\n\r\nword\r\n--x--\r\n", "multipart/form-data; boundary=x; charset=klingon"),
+    ],
+)
+def test_broken_forms_are_refused(client, body, kind):
+    answer = client.post("/predict", content=body, headers={"content-type": kind})
+    assert answer.status_code == 400
+    assert code(answer)[1] in {"bad_form", "no_picture"}
+
+
+def test_four_hundred_broken_uploads_get_200_or_4xx(client):
+    statuses = set()
+    for number, data in enumerate(uploads(400, seed=3)):
+        if number % 4 == 3:
+            body, kind = form(data, number // 4)
+            answer = client.post("/predict", content=body, headers={"content-type": kind})
+            assert answer.status_code in {200, 400, 413, 422}
+        else:
+            answer = client.post("/predict", content=data)
+            # Where the limits of this small model decide, not the decoder, both are right.
+            if answer.status_code != 413:
+                assert (answer.status_code == 200) == decodes(data), (number, answer.text)
+        statuses.add(answer.status_code)
+    assert statuses == {200, 400, 413, 422}
+
+
+def test_paths_and_methods_that_do_not_exist(client):
+    assert code(client.get("/nothing")) == (404, "not_found")
+    answer = client.get("/predict")
+    assert code(answer) == (405, "wrong_method")
+    assert answer.headers["allow"] == "POST"
+    assert code(client.get("/health?verbose=1")) == (400, "bad_parameter")
+
+
+def test_a_fault_of_ours_tells_the_client_nothing():
+    model = ready()
+    with clients(model) as client:
+        model.head = torch.nn.Linear(3, 3)
+        answer = client.post("/predict", content=picture())
+    assert code(answer) == (500, "internal")
+    assert "Traceback" not in answer.text
+    assert "mat" not in answer.text
+
+
+def test_a_token_is_asked_for_everywhere_but_on_the_page(model):
+    with clients(model, token="s3cret") as client:
+        for path in ("/", "/health", "/openapi.json"):
+            assert client.get(path).status_code == 200
+        for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
+            answer = client.post("/predict", content=picture(), headers=given)
+            assert code(answer) == (401, "unauthorized")
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert code(client.get("/model", headers=given)) == (401, "unauthorized")
+        right = {"authorization": "Bearer s3cret"}
+        assert client.post("/predict", content=picture(), headers=right).status_code == 200
+        described = client.get("/openapi.json").json()
+        assert described["paths"]["/predict"]["post"]["security"] == [{"token": []}]
+        assert "security" not in described["paths"]["/health"]["get"]
+
+
+def test_a_foreign_name_that_leads_here_is_refused(model):
+    with clients(model, hosts=("localhost", "127.0.0.1")) as client:
+        for host in ("evil.example", "localhost.evil.example", ""):
+            answer = client.get("/models", headers={"host": host})
+            assert code(answer) == (403, "wrong_host")
+        assert client.get("/models", headers={"host": "localhost:8000"}).status_code == 200
+
+
+def test_metrics_count_requests_pictures_and_batches(client):
+    client.post("/predict", files=[("file", ("a.png", picture())), ("file", ("b.png", picture()))])
+    client.post("/predict", content=b"hello")
+    client.get("/no/such/path")
+    lines = client.get("/metrics").text.splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values['vitrail_requests_total{path="/predict",status="200"}'] == "1"
+    assert values['vitrail_requests_total{path="/predict",status="422"}'] == "1"
+    assert values['vitrail_requests_total{path="other",status="404"}'] == "1"
+    assert values['vitrail_batch_pictures_sum{model="a"}'] == "2.000000"
+    assert values['vitrail_request_seconds_bucket{path="/predict",le="+Inf"}'] == "2"
+    assert values['vitrail_pictures_waiting{model="a"}'] == "0"
+    assert all(re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+(\{.*\})? [\d.e+-]+", x) for x in lines)
+
+
+def test_samples_can_be_asked_about(client):
+    names = [one["name"] for one in client.get("/samples").json()["samples"]]
+    assert "daisy" in names
+    for name in names:
+        answer = client.get(f"/samples/{name}")
+        assert answer.headers["content-type"] == "image/jpeg"
+        assert client.post("/predict", content=answer.content).status_code == 200
+    assert code(client.get("/samples/../secret")) == (404, "not_found")
+    assert code(client.get("/samples/tulip")) == (404, "not_found")
+
+
+def test_the_page_may_fetch_from_here_alone(client):
+    answer = client.get("/")
+    rules = answer.headers["content-security-policy"]
+    assert rules.startswith("default-src 'none'; connect-src 'self';")
+    assert not re.search(r"(src|href)=.?https?:", answer.text)
+    assert "{{" not in answer.text
+
+
+def test_limits_that_cannot_be_kept_are_refused():
+    with pytest.raises(VitrailError, match="--batch 0: expected a positive number"):
+        Limits(batch=0)
+    with pytest.raises(VitrailError, match="never be answered"):
+        Limits(images=33, queue=32)
+
+
+def test_models_need_names_of_their_own(weights, tmp_path):
+    cpu = torch.device("cpu")
+    assert split_name(f"mine={weights}") == ("mine", str(weights))
+    assert split_name(str(weights)) == ("model", str(weights))
+    with pytest.raises(VitrailError, match="two models are called 'model'"):
+        open_models([weights, weights], cpu)
+    with pytest.raises(VitrailError, match="no model to serve"):
+        open_models([], cpu)
+    names = [one.name for one in open_models([weights, f"other={weights}"], cpu)]
+    assert names == ["model", "other"]
+
+
+def test_a_model_without_preprocessing_cannot_be_served(model):
+    bare = ready()
+    bare.preprocess = None
+    with pytest.raises(VitrailError, match="has no preprocessing"):
+        serve_model(bare, "bare")

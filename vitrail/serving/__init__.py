@@ -1,0 +1,1 @@
+"""Models behind a web page and a JSON API."""
