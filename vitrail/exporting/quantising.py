@@ -76,7 +76,7 @@ def reader(pictures: Iterable[Tensor], name: str) -> Any:
         def __init__(self) -> None:
             self.left = iter(pictures)
 
-        def get_next(self) -> dict[str, Any] | None:
+        def get_next(self) -> Any:
             picture = next(self.left, None)
             return None if picture is None else {name: picture[None].numpy()}
 
