@@ -16,9 +16,11 @@ def test_the_public_names_are_these():
         "convert",
         "create",
         "evaluate",
+        "export",
         "fewshot",
         "inspect",
         "load",
+        "predict",
         "save",
         "train",
     ]
