@@ -194,10 +194,12 @@ def test_timm_loads_the_folder(kind, tmp_path):
     assert theirs.pretrained_cfg["label_names"] == list(LABELS)
 
 
-def test_transformers_loads_the_folder(model, tmp_path):
+def test_transformers_loads_the_folder_and_an_upload_is_offered(model, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
     result = invoke(model, tmp_path / "hub", "--format", "hub", "--to", "transformers")
     assert result.exit_code == 0, result.output
+    assert "--upload OWNER/NAME" in result.stderr
     theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "hub").eval()
     images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():

@@ -1,9 +1,11 @@
 """A folder that others load, with a model card, ready for the Hugging Face hub."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from vitrail.console import say
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.exporting.card import write_card
 from vitrail.model import Architecture, Classifier
@@ -38,9 +40,20 @@ def export_hub(
     if to == "timm":
         name_for_timm(folder / "config.json", loaded)
     write_card(folder, loaded, run_of(Path(model)), to, upload)
-    if api is not None and parity.holds:
+    if parity.holds and api is not None:
         send(api, folder, upload)
+    elif parity.holds and has_token():
+        say("next    look at its README.md, then run this again with --upload OWNER/NAME")
     return parity
+
+
+def has_token() -> bool:
+    """Whether the hub may know the user; nobody is asked."""
+    if find_spec("huggingface_hub") is None:
+        return False
+    from huggingface_hub import get_token
+
+    return get_token() is not None
 
 
 def run_of(model: Path) -> Run | None:

@@ -53,14 +53,13 @@ def kept_as_floats(graph: Any) -> list[str]:
     """Names of the products that would lose too much, or have no weights."""
     weights = {one.name for one in graph.initializer}
     made_by = {name: node.op_type for node in graph.node for name in node.output}
-    pixels = {one.name for one in graph.input}
     kept, first = [], True
     for node in graph.node:
         if node.op_type not in PRODUCTS:
             continue
         constant = any(name in weights for name in node.input)
         # The first layer sees pixels, and is cheap.
-        is_first = node.op_type == "Conv" and (first or node.input[0] in pixels)
+        is_first = node.op_type == "Conv" and first
         first = first and node.op_type != "Conv"
         after_gelu = node.op_type != "Conv" and made_by.get(node.input[0]) in AFTER_GELU
         if not constant or is_first or after_gelu:
