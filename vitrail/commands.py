@@ -65,10 +65,7 @@ def finish(run: Run, device: str) -> None:
     if load_settings(run.folder / "config.toml").train.objective == "masked":
         run.say(f"next     vitrail train DATA model.init={run.folder}")
     else:
-        run.say(
-            f"next     vitrail evaluate {run.folder} DATA   or, in Python, "
-            f"vitrail.load('{run.folder}').predict('photo.jpg')"
-        )
+        run.say(f"next     vitrail predict {run.folder} photo.jpg   or vitrail serve {run.folder}")
 
 
 def look_inside(run: Run, device: str) -> None:
