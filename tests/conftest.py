@@ -27,6 +27,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where data sets lie; nothing can be fetched."""
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    return tmp_path / "data"
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)

@@ -19,7 +19,6 @@ from vitrail.model.checks import as_size
 from vitrail.orders import Settings, understand
 from vitrail.report import comparison, page, sweeps
 from vitrail.runs import Run
-from vitrail.settings import build, read
 from vitrail.settings import load as load_settings
 from vitrail.training import sweep as sweeping
 from vitrail.training import training
@@ -169,12 +168,13 @@ def evaluate(
             else:
                 source = part_of(loaded, data, split)
                 result = classify.evaluate(loaded, source, data=str(data), **options)
-        run = None if isinstance(model, Classifier) else run_of(Path(model))
+        run = None if isinstance(model, Classifier) else runs.run_of(Path(model))
         if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
-            own = build(read(run / "config.toml")).data.source == str(data) and not labels
+            learnt = load_settings(run.folder / "config.toml").data.source
+            own = learnt == str(data) and not labels
             other = f"{Path(str(data)).name}-{labels or split}"
-            Run(run).write_evaluation(split if own else runs.name_of(other, ()), result)
+            run.write_evaluation(split if own else runs.name_of(other, ()), result)
     return result
 
 
@@ -240,11 +240,6 @@ def fewshot(
     )
     broken = [list(pair) for features in found.values() for pair in features.broken]
     return {"results": results, "split": split, "data": str(data), "broken": broken}
-
-
-def run_of(model: Path) -> Path | None:
-    """The run folder that a MODEL is, or lies in."""
-    return next((folder for folder in (model, model.parent) if runs.is_run(folder)), None)
 
 
 def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:

@@ -10,7 +10,7 @@ from vitrail import runs
 from vitrail.config import Config
 from vitrail.data.catalogue import CATALOGUE
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.settings import beneath, build, changed, find, parse, put, read, recipes
+from vitrail.settings import beneath, build, changed, find, override, parse, read, recipes
 
 DEFAULT = "finetune/folder"
 """The recipe for a plain folder."""
@@ -57,9 +57,7 @@ def understand(what: str | Path, settings: Settings = (), lists: bool = False) -
     title = recipe if not extra else Path(extra[0][1]).name or "data"
     for name, value in given:
         swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
-        put(values, f"sweep.{name}" if swept else name, value)
-        if not swept:
-            values.pop(f"sweep.{name}", None)  # one value leaves nothing to try
+        override(values, f"sweep.{name}" if swept else name, value)
     config = build(values)
     told = tuple(
         setting

@@ -178,6 +178,12 @@ def is_run(folder: Path) -> bool:
     return (folder / "run.json").is_file() and (folder / "config.toml").is_file()
 
 
+def run_of(model: Path) -> Run | None:
+    """The run that a MODEL is, or lies in."""
+    found = next((folder for folder in (model, model.parent) if is_run(folder)), None)
+    return None if found is None else Run(found)
+
+
 def find(root: Path) -> list[Run]:
     """The runs below a folder, oldest first."""
     if not root.is_dir():

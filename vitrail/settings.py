@@ -39,8 +39,14 @@ def load(recipe: str | Path | None = None, settings: Sequence[str] = ()) -> Conf
     given = [parse(setting) for setting in settings]
     values = beneath({} if recipe is None else read(find(recipe)), dict(given))
     for name, value in given:
-        put(values, name, value)
+        override(values, name, value)
     return build(values)
+
+
+def override(values: dict[str, Any], name: str, value: Any) -> None:
+    """Sets one value, which leaves nothing to try."""
+    put(values, name, value)
+    values.pop(f"sweep.{name}", None)
 
 
 def beneath(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

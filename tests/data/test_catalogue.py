@@ -30,15 +30,7 @@ from vitrail.data.store import pack_data
 from vitrail.data.torchvision_sets import source_of
 from vitrail.errors import FailureError, VitrailError
 
-
-@pytest.fixture(autouse=True)
-def place(monkeypatch, tmp_path):
-    """Where data sets lie; nothing can be fetched."""
-    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    return tmp_path / "data"
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def counts(data) -> dict[str, int]:

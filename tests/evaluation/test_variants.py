@@ -62,14 +62,7 @@ def judge(folder: Path | str, labels: str, model: nn.Module | None = None, **mor
     )
 
 
-@pytest.fixture(autouse=True)
-def place(monkeypatch, tmp_path):
-    """Where data sets lie; nothing can be fetched."""
-    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    return tmp_path / "data"
+pytestmark = pytest.mark.usefixtures("place")
 
 
 # ReaL

@@ -225,3 +225,16 @@ def test_the_real_weights_give_timms_logits_on_real_photographs(real_weights, fl
         assert torch.equal(logits.argmax(1), expected.argmax(1))
         expected, logits = theirs.double()(images.double()), ours.double()(images.double())
         assert (logits - expected).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["vit", "vit-gap", "vit-deit3", "vit-registers", "R50x1"])
+def test_timm_loads_a_converted_folder_as_it_is(kind, tmp_path):
+    sized = {"size": 64, "classes": 5}
+    model = vitrail.create("R50x1", **sized) if kind == "R50x1" else small(kind, **sized)
+    vitrail.save(model, tmp_path / "ours.safetensors")
+    vitrail.convert(tmp_path / "ours.safetensors", tmp_path / "theirs", to="timm")
+    theirs = timm.create_model(f"local-dir:{tmp_path / 'theirs'}", pretrained=True).eval()
+    ours = vitrail.load(tmp_path / "theirs").eval()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(theirs(images), ours(images), atol=1e-4)

@@ -3,19 +3,20 @@ counts as right."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 import numpy as np
 from jaxtyping import Int
 from PIL import Image, ImageOps
 
-from vitrail.data.source import Source
+from vitrail.data.source import Source, Subset
 from vitrail.errors import VitrailError
 
 CLASSES = 1000
 
 
+@cache
 def categories() -> tuple[str, ...]:
     """ImageNet's classes in the order of their WordNet numbers, as torchvision names them."""
     from torchvision.models import ResNet50_Weights
@@ -24,36 +25,27 @@ def categories() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Some pictures of a source as a model of ImageNet is asked about them."""
+class Asked(Subset):
+    """The pictures of a source that count, as a model of ImageNet is asked about them."""
 
-    source: Source
-    indices: Int[np.ndarray, " n"]
-    """The pictures of the source that count."""
     right: Sequence[tuple[int, ...]]
     """The classes that count as right, one or more for each of them."""
     border: int = 0
     """Pixels that are cut off on each side."""
     only: tuple[int, ...] = ()
     """The classes that may be guessed; empty for all."""
-    labels: tuple[str, ...] = field(default_factory=categories)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return categories()
 
     @cached_property
     def targets(self) -> Int[np.ndarray, " n"]:
         """The first of the right classes."""
         return np.array([classes[0] for classes in self.right], dtype=np.int64)
 
-    @cached_property
-    def names(self) -> Sequence[str]:
-        names = self.source.names
-        return [names[index] for index in self.indices.tolist()]
-
-    @cached_property
-    def blocks(self) -> Int[np.ndarray, " n"]:
-        return self.source.blocks[self.indices]
-
     def picture(self, index: int) -> Image.Image:
-        picture = self.source.picture(int(self.indices[index]))
+        picture = super().picture(index)
         return ImageOps.crop(picture, self.border) if self.border else picture
 
 

@@ -8,18 +8,15 @@ from typing import Any, Literal
 from vitrail.console import say
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.exporting.card import write_card
-from vitrail.model import Architecture, Classifier
-from vitrail.model.resnet import ResNetArchitecture
+from vitrail.model import Architecture
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
-from vitrail.runs import Run, is_run
+from vitrail.runs import is_run, run_of
 from vitrail.weights.converting import Parity, convert
 from vitrail.weights.files import write_json
 from vitrail.weights.loading import load
 
 Library = Literal["timm", "transformers"]
-RESNETS = {"R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"}
-"""Those that timm has."""
 FILES = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
 
 
@@ -38,7 +35,7 @@ def export_hub(
     parity = convert(model, folder, to="huggingface" if to == "transformers" else "timm")
     loaded = load(model)
     if to == "timm":
-        name_for_timm(folder / "config.json", loaded)
+        name_for_timm(folder / "config.json", loaded.architecture)
     write_card(folder, loaded, run_of(Path(model)), to, upload)
     if parity.holds and api is not None:
         send(api, folder, upload)
@@ -56,45 +53,16 @@ def has_token() -> bool:
     return get_token() is not None
 
 
-def run_of(model: Path) -> Run | None:
-    """The run that a MODEL is, or lies in."""
-    found = next((folder for folder in (model, model.parent) if is_run(folder)), None)
-    return None if found is None else Run(found, writes=False)
-
-
-def name_for_timm(path: Path, model: Classifier) -> None:
-    """What timm builds the model from: a name it knows, and what differs from that."""
+def name_for_timm(path: Path, a: Architecture) -> None:
+    """The GELU too: a converted file leaves that to timm's own, a repository must not."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    known, arguments = timm_model(model.architecture)
-    told = {"architecture": known, "model_args": config.get("model_args", {}) | arguments}
-    # timm refuses what it does not know, and always smooths when it shrinks.
-    config["pretrained_cfg"].pop("antialias", None)
-    write_json(path, told | {k: v for k, v in config.items() if k != "model_args"})
-
-
-def timm_model(a: Architecture) -> tuple[str, dict[str, Any]]:
-    """timm's name, and arguments for its constructor."""
-    if isinstance(a, ViTArchitecture) and a.backbone is None:
-        return "vit_base_patch16_224", {
-            "img_size": list(a.size),
-            "patch_size": a.patch,
-            "in_chans": a.channels,
-            "embed_dim": a.width,
-            "depth": a.depth,
-            "num_heads": a.heads,
-            "mlp_ratio": a.mlp / a.width,
-            "class_token": a.class_token,
-            "reg_tokens": a.registers,
-            "no_embed_class": not a.class_slot,
-            "init_values": a.layer_scale or None,
-            "global_pool": {"class": "token", "mean": "avg", "attention": "map"}[a.pool],
-            "fc_norm": a.norm_after_pool,
-            "act_layer": "gelu_tanh" if a.gelu == "tanh" else "gelu",
-        }
-    ours = name(a)
-    if isinstance(a, ResNetArchitecture) and ours in RESNETS:
-        return f"resnetv2_{ours[1:]}_bit", {}
-    raise VitrailError(f"timm has no name for {ours}; use --to transformers, or vitrail convert")
+    if "architecture" not in config:
+        raise VitrailError(
+            f"timm has no name for {name(a)}; use --to transformers, or vitrail convert"
+        )
+    if isinstance(a, ViTArchitecture):
+        config["model_args"]["act_layer"] = "gelu_tanh" if a.gelu == "tanh" else "gelu"
+    write_json(path, config)
 
 
 def logged_in() -> Any:

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -43,8 +44,8 @@ def position_chart(found: Similarity) -> Image.Image:
         axes.set_xlabel("column of the patch")
         axes.set_ylabel("row of the patch")
         axes.spines[:].set_visible(False)
-        bar = figure.colorbar(shown, ax=axes, fraction=0.045, pad=0.03, ticks=[-1, 0, 1])
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar: Any = figure.colorbar(shown, ax=axes, fraction=0.045, pad=0.03, ticks=[-1, 0, 1])
+        bar.outline.set_visible(False)
         bar.ax.tick_params(length=0)
         bar.set_label("cosine similarity", labelpad=2)
         return rendered(figure)

@@ -101,7 +101,8 @@ def record(
     sloped = gradient and model.head is not None and bool(modules) and all(map(is_plain, modules))
     readers = [*modules, *([] if pool is None else [pool])] if sloped else []
     with prepared(model, recompute=sloped), torch.set_grad_enabled(sloped):
-        with kept(modules) as inputs, kept([module.out for module in readers]) as outputs:  # type: ignore[misc]
+        ends = [module.get_submodule("out") for module in readers]
+        with kept(modules) as inputs, kept(ends) as outputs:
             tokens = model.tokens(image.detach().requires_grad_(sloped))
             features = model.summary(tokens)
             logits = None if model.head is None else model.head(features)

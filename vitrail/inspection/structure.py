@@ -80,10 +80,17 @@ def first_convolution(model: Classifier) -> tuple[torch.nn.Conv2d, str]:
     if isinstance(model, ViT):
         if model.backbone is None:
             return model.embedding, "patch embedding"
-        return model.backbone.get_submodule("root.conv"), "first convolution"  # type: ignore[return-value]
+        return convolution_at(model.backbone, "root.conv"), "first convolution"
     if isinstance(model, ResNet):
         return model.root, "first convolution"
-    return model.get_submodule("stem.0"), "first convolution"  # type: ignore[return-value]
+    return convolution_at(model, "stem.0"), "first convolution"
+
+
+def convolution_at(model: torch.nn.Module, path: str) -> torch.nn.Conv2d:
+    """A convolution by its name."""
+    found = model.get_submodule(path)
+    assert isinstance(found, torch.nn.Conv2d)
+    return found
 
 
 def similarity(model: Classifier, grid: Grid) -> Similarity:

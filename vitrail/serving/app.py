@@ -55,20 +55,7 @@ def application(
                 yield
 
     return Starlette(
-        routes=[
-            Route("/predict", service.predict, methods=["POST"]),
-            Route("/attention", service.attention, methods=["POST"]),
-            Route("/attention.png", service.attention_picture, methods=["POST"]),
-            Route("/embed", service.embed, methods=["POST"]),
-            Route("/model", service.describe),
-            Route("/models", service.listing),
-            Route("/health", service.health),
-            Route("/metrics", service.figures),
-            Route("/openapi.json", openapi),
-            Route("/samples", samples.listing),
-            Route("/samples/{name}", samples.picture),
-            Route("/", page.show),
-        ],
+        routes=[*routes(service), Route("/openapi.json", openapi)],
         middleware=[Middleware(Gate, service.metrics, token=token, hosts=tuple(hosts))],
         exception_handlers={
             RequestError: refused,
@@ -78,6 +65,23 @@ def application(
         },
         lifespan=lifespan,
     )
+
+
+def routes(service: Service) -> list[Route]:
+    """Every path but the description of them."""
+    return [
+        Route("/predict", service.predict, methods=["POST"]),
+        Route("/attention", service.attention, methods=["POST"]),
+        Route("/attention.png", service.attention_picture, methods=["POST"]),
+        Route("/embed", service.embed, methods=["POST"]),
+        Route("/model", service.describe),
+        Route("/models", service.listing),
+        Route("/health", service.health),
+        Route("/metrics", service.figures),
+        Route("/samples", samples.listing),
+        Route("/samples/{name}", samples.picture),
+        Route("/", page.show),
+    ]
 
 
 class Gate:

@@ -6,6 +6,7 @@ from typing import Any
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
+from vitrail.model.variants import name as variant_name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
@@ -27,6 +28,8 @@ from vitrail.weights.format import (
 from vitrail.weights.layout import POINTWISE, SLOT, Entry, entry, torch_module
 
 BACKBONE = "patch_embed.backbone."
+RESNETS = {"R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"}
+"""Those that timm has a name for."""
 TANH_GELU = r"(base_patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip(_gap)?_512"
 
 
@@ -196,7 +199,7 @@ def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
         size=a.size,
         short_side=0 if squeezed else int(min(a.size) / crop),
         interpolation=interpolation,
-        antialias=told.get("antialias", True),
+        antialias=contents.config.get("antialias", told.get("antialias", True)),
         mean=tuple(told.get("mean", half)),
         std=tuple(told.get("std", half)),
     )
@@ -229,20 +232,46 @@ def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     if isinstance(a, ViTArchitecture):
         config |= {"global_pool": {"class": "token", "mean": "avg", "attention": "map"}[a.pool]}
         config |= {"num_heads": a.heads}
-        if model.origin == TIMM.name and a.gelu == "tanh":
-            config |= {"model_args": {"act_layer": "gelu_tanh"}}
     if pre is not None:
         config["pretrained_cfg"] |= {
             "crop_pct": crop_of(pre),
             "crop_mode": "center" if pre.short_side else "squash",
             "interpolation": pre.interpolation,
-            "antialias": pre.antialias,
             "mean": list(pre.mean),
             "std": list(pre.std),
         }
+        if not pre.antialias:
+            config["antialias"] = False  # timm refuses what it does not know in there
+    known, arguments = model_for_timm(a)
+    if model.origin == TIMM.name and isinstance(a, ViTArchitecture) and a.gelu == "tanh":
+        arguments["act_layer"] = "gelu_tanh"
+    config |= {"architecture": known} if known else {}
+    config |= {"model_args": arguments} if arguments else {}
     if model.labels:
         config["label_names"] = list(model.labels)
     return config, {}
+
+
+def model_for_timm(a: Architecture) -> tuple[str, dict[str, Any]]:
+    """A name that timm knows, empty where it has none, and what its constructor is to change."""
+    if isinstance(a, ViTArchitecture) and a.backbone is None:
+        return "vit_base_patch16_224", {
+            "img_size": list(a.size),
+            "patch_size": a.patch,
+            "in_chans": a.channels,
+            "embed_dim": a.width,
+            "depth": a.depth,
+            "num_heads": a.heads,
+            "mlp_ratio": a.mlp / a.width,
+            "class_token": a.class_token,
+            "reg_tokens": a.registers,
+            "no_embed_class": not a.class_slot,
+            "init_values": a.layer_scale or None,
+            "global_pool": {"class": "token", "mean": "avg", "attention": "map"}[a.pool],
+            "fc_norm": a.norm_after_pool,
+        }
+    ours = variant_name(a)
+    return (f"resnetv2_{ours[1:]}_bit" if ours in RESNETS else ""), {}
 
 
 TIMM = Format(
