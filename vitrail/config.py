@@ -107,6 +107,8 @@ class Augment:
     """Mixup's alpha; 0 is off."""
     cutmix: float = 0.0
     """CutMix's alpha; 0 is off. With mixup, each batch takes one of the two."""
+    mixed: float = 1.0
+    """Share of the batches that mixup and cutmix mix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +192,9 @@ class System:
     """Arithmetic of the model; auto is bfloat16 on GPUs that have it, else float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    graphs: bool = False
+    """With compile on a CUDA device: record the model's work once and replay it, so that a small
+    model no longer waits for a processor that launches every kernel."""
     recompute: bool = False
     """Recompute activations in the backward pass: less memory, a third more work."""
     microbatch: int = 0
@@ -236,6 +241,7 @@ RATES = (
     *("model.dropout", "model.drop_path", "data.val", "data.test", "augment.area"),
     *(
         "augment.erasing",
+        "augment.mixed",
         "train.masked_share",
         "train.label_smoothing",
         "train.average",

@@ -138,11 +138,12 @@ def test_padding_shifts_by_at_most_an_eighth_and_shows_black():
     assert len(found) > 70  # of 81 places
 
 
+@pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize(("flip", "low", "high"), [(False, 0, 0), (True, 30, 70)])
-def test_half_of_the_images_are_mirrored(flip, low, high):
-    transform = training_transform(Preprocessing(size=(16, 16)), flip=flip)
+def test_half_of_the_images_are_mirrored(flip, low, high, crop):
+    transform = training_transform(Preprocessing(size=(16, 16)), crop=crop, flip=flip)
     images = [transform(ramps(64, 64)) for _ in range(100)]
-    mirrored = sum(bool(image[0, 0, 0] > image[0, 0, -1]) for image in images)
+    mirrored = sum(bool(image[0, 8, 4] > image[0, 8, 11]) for image in images)
     assert low <= mirrored <= high
 
 
@@ -158,6 +159,8 @@ def test_erased_places_have_the_mean_colour():
     assert 0.01 < min(shares) < max(shares) < 0.35
     never = training_transform(preprocessing, crop="none")
     assert not never(black).any()
+    often = training_transform(preprocessing, crop="none", erasing=0.25)
+    assert 25 < sum(bool(often(black).any()) for _ in range(200)) < 75
 
 
 def test_a_model_of_grey_images_gets_grey_images():
@@ -264,6 +267,17 @@ def test_a_batch_gets_mixup_or_cutmix_equally_often():
         mixed, _ = mix(images, targets, mixup=1.0, cutmix=1.0, classes=2)
         kinds.append(bool(((mixed == 0) | (mixed == 1)).all()))
     assert 70 < sum(kinds) < 130
+
+
+def test_some_batches_stay_unmixed_where_that_is_asked_for():
+    images, targets = batch(2)
+    whole = 0
+    for _ in range(200):
+        mixed, soft = mix(images, targets, mixup=1.0, cutmix=1.0, classes=2, share=0.25)
+        same = torch.equal(mixed, images)
+        assert not same or torch.equal(soft, torch.eye(2))
+        whole += same
+    assert 125 < whole < 175
 
 
 def test_mixing_repeats_with_the_seed():

@@ -52,14 +52,18 @@ class Augmentation:
         """All of it, in order."""
         fill = mean_colour(preprocessing)
         grey: list[Step] = [] if len(fill) == 3 else [v2.Grayscale()]
-        flip: list[Step] = [v2.RandomHorizontalFlip()] if self.flip else []
         looks = self.looks(fill)
-        if looks:
-            # Pillow recolours several times faster than torch, and torch crops twice as fast.
-            looks = [to_picture, *looks, to_tensor]
-        value: Any = fill  # torchvision takes a colour too, but says a number
-        erase: list[Step] = [v2.RandomErasing(self.erasing, value=value)] if self.erasing else []
-        return [*grey, *self.frame(preprocessing), *flip, *looks, *erase]
+        if self.crop == "pad":
+            flip: list[Step] = [mirrored] if self.flip else []
+            shown = [Whole(preprocessing), shifted, *flip, *looks, to_tensor]
+        else:
+            flip = [v2.RandomHorizontalFlip()] if self.flip else []
+            if looks:
+                # Pillow recolours several times faster than torch, and torch crops twice as fast.
+                looks = [to_picture, *looks, to_tensor]
+            shown = [*self.frame(preprocessing), *flip, *looks]
+        erase: list[Step] = [Erase(self.erasing, fill)] if self.erasing else []
+        return [*grey, *shown, *erase]
 
     def frame(self, preprocessing: Preprocessing) -> list[Step]:
         """The part of the picture that is shown, as a tensor."""
@@ -75,10 +79,7 @@ class Augmentation:
         if self.crop == "resize":
             cut_from = v2.Resize(larger(preprocessing), **resampling)
             return [to_tensor, cut_from, v2.RandomCrop(size)]
-        whole = whole_picture(preprocessing)
-        if self.crop == "none":
-            return whole
-        return [*whole, shifted]
+        return whole_picture(preprocessing)
 
     def looks(self, fill: Colour) -> list[Step]:
         """What changes colours and shapes within the frame, on PIL images."""
@@ -125,13 +126,51 @@ def to_picture(image: UInt8[Tensor, "c y x"]) -> Image.Image:
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
 
 
-def shifted(image: UInt8[Tensor, "c y x"]) -> UInt8[Tensor, "c y x"]:
+@dataclass(frozen=True)
+class Whole:
+    """The evaluation's resize and crop, of a picture that is often of that size already."""
+
+    preprocessing: Preprocessing
+
+    def __call__(self, picture: Image.Image) -> Image.Image:
+        rows, columns = self.preprocessing.size
+        if picture.size == (columns, rows) and self.preprocessing.short_side in (
+            0,
+            min(rows, columns),
+        ):
+            return picture
+        return to_picture(v2.Compose(whole_picture(self.preprocessing))(picture))
+
+
+def shifted(picture: Image.Image) -> Image.Image:
     """Moved by up to an eighth of each side, with black where nothing was."""
-    rows, columns = image.shape[-2:]
-    y, x = rows // PADDING, columns // PADDING
-    padded = torch.nn.functional.pad(image, (x, x, y, y))
-    top, left = int(torch.randint(2 * y + 1, ())), int(torch.randint(2 * x + 1, ()))
-    return padded[:, top : top + rows, left : left + columns]
+    columns, rows = picture.size
+    x, y = columns // PADDING, rows // PADDING
+    left, top = int(torch.randint(-x, x + 1, ())), int(torch.randint(-y, y + 1, ()))
+    return picture.crop((left, top, left + columns, top + rows))
+
+
+def mirrored(picture: Image.Image) -> Image.Image:
+    """Left for right, every other time."""
+    flip = Image.Transpose.FLIP_LEFT_RIGHT
+    return picture.transpose(flip) if torch.rand(()) < 0.5 else picture
+
+
+@dataclass(frozen=True)
+class Erase:
+    """A random rectangle of one colour, in this share of the images (Zhong et al. 2017)."""
+
+    share: float
+    fill: Colour
+
+    def __call__(self, image: UInt8[Tensor, "c y x"]) -> UInt8[Tensor, "c y x"]:
+        return eraser(self.fill)(image) if torch.rand(()) < self.share else image
+
+
+@cache
+def eraser(fill: Any) -> v2.RandomErasing:
+    """torchvision's, which is slow to decide that it has nothing to do."""
+    return v2.RandomErasing(1.0, value=fill)
 
 
 def larger(preprocessing: Preprocessing) -> list[int]:
@@ -181,12 +220,14 @@ def mix(
     mixup: float,
     cutmix: float,
     classes: int,
+    share: float = 1.0,
 ) -> tuple[Float[Tensor, "b c y x"], Float[Tensor, "b classes"]]:
     """Each image mixed with its neighbour in the batch, and the targets in the same proportion.
 
-    With both Mixup (Zhang et al. 2017) and CutMix (Yun et al. 2019), a batch gets one of the two.
+    With both Mixup (Zhang et al. 2017) and CutMix (Yun et al. 2019), a batch gets one of the two;
+    with a `share` below one, some batches get neither.
     """
-    if mixup or cutmix:
+    if (mixup or cutmix) and (share == 1 or torch.rand(()) < share):
         return mixer(mixup, cutmix, classes)(images, targets)
     if targets.ndim == 1:
         targets = torch.nn.functional.one_hot(targets.long(), classes)

@@ -120,6 +120,8 @@ class Loop:
         total = torch.zeros((), device=devices.device)
         for start in range(0, share, part):
             here = slice(start, start + part)
+            # What a recorded graph gave last time may now be written over.
+            torch.compiler.cudagraph_mark_step_begin()
             with syncing(task, last=start + part >= share):
                 with devices.autocast():
                     loss = task(inputs[here], targets[here]).sum() / share

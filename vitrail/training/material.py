@@ -51,7 +51,8 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
     pre = model.preprocess
     assert isinstance(pre, Preprocessing)
     source = data.part("train")
-    augmentation = {k: v for k, v in vars(config.augment).items() if k not in ("mixup", "cutmix")}
+    of_batches = ("mixup", "cutmix", "mixed")
+    augmentation = {k: v for k, v in vars(config.augment).items() if k not in of_batches}
     dataset = Augmented(source, training_transform(pre, **augmentation), config.seed)
     share = share_of(stream_of(source.targets, source.blocks, config), config, where)
     workers = workers_for(config, where)
@@ -176,11 +177,11 @@ def prepare(
     pre: Preprocessing, config: Config, classes: int, images: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Pixels as the model takes them, mixed where the settings say so."""
-    mixup, cutmix = config.augment.mixup, config.augment.cutmix
+    mixup, cutmix, share = config.augment.mixup, config.augment.cutmix, config.augment.mixed
     inputs = normalise(images, pre)
     if not (mixup or cutmix):
         return inputs, targets
-    return mix(inputs, targets, mixup=mixup, cutmix=cutmix, classes=classes)
+    return mix(inputs, targets, mixup=mixup, cutmix=cutmix, classes=classes, share=share)
 
 
 def workers_for(config: Config, where: Devices) -> int:

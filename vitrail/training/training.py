@@ -202,7 +202,9 @@ class Training:
         spread_task = spread(task, self.config.system.parallel, self.where)
         if self.config.system.compile and not settings.freeze:
             # A classifier by itself, so that evaluation is compiled as well.
-            (task if settings.objective == "masked" else trained).compile()
+            compiled = task if settings.objective == "masked" else trained
+            graphs = self.config.system.graphs and self.where.device.type == "cuda"
+            compiled.compile(mode="reduce-overhead" if graphs else None)
         half = self.where.precision is torch.float16 and self.where.device.type == "cuda"
         return Learner(
             task=spread_task,
