@@ -157,19 +157,20 @@ class Train:
 class Optim:
     """The optimiser and the schedule of its learning rate."""
 
-    name: Literal["adam", "adamw", "sgd", "lamb"] = "sgd"
+    name: Literal["adam", "adamw", "sgd", "lamb", "muon"] = "sgd"
     """adamw is the paper's Adam: its weight decay is multiplied by the learning rate and kept apart
-    from the gradient; adam adds the decay to the gradient."""
+    from the gradient; adam adds the decay to the gradient. muon turns the matrices of the blocks
+    and leaves the rest to adamw."""
     lr: float = 0.01
     """Peak learning rate, for the batch of this recipe."""
     weight_decay: float = 0.0
     """Weight decay on kernels only: no biases, norms, tokens or positions."""
     momentum: float = 0.9
-    """Momentum of sgd."""
+    """Momentum of sgd and muon."""
     beta1: float = 0.9
-    """First beta of adam, adamw and lamb."""
+    """First beta of adam, adamw, lamb and what muon leaves to adamw."""
     beta2: float = 0.999
-    """Second beta of adam, adamw and lamb."""
+    """Second beta, likewise."""
     clip: float = 1.0
     """Largest global norm of the gradient; 0 is off."""
     warmup: int = 0
@@ -310,6 +311,10 @@ def contradictions(config: Config) -> list[tuple[bool, str]]:
         (
             not 0 < train.label_smoothing + 1 < 2,
             "train.label_smoothing = 1 leaves no label to learn",
+        ),
+        (
+            config.optim.name == "muon" and config.system.parallel == "fsdp",
+            "optim.name=muon needs whole matrices; use system.parallel=ddp",
         ),
         (max(config.optim.beta1, config.optim.beta2) == 1, "optim.beta1 and beta2 are below 1"),
         (not 0 <= config.seed < 2**63, f"seed = {config.seed}: expected zero or more"),

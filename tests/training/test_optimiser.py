@@ -54,7 +54,7 @@ def test_all_layers_learn_alike_by_default():
     assert {g["scale"] for g in parameter_groups(model, 0.1, 1.0)} == {1.0}
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lamb"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lamb", "muon"])
 def test_optimisers_take_their_settings(name):
     model = create("Ti/16", 5, size=32, **TINY)
     settings = Optim(name=name, lr=0.2, weight_decay=0.3, momentum=0.8, beta1=0.7, beta2=0.9)

@@ -9,6 +9,7 @@ from torch import nn
 
 from vitrail.config import Optim
 from vitrail.training.lamb import Lamb
+from vitrail.training.muon import Muon
 
 # Kernels are what multiplies an input: no biases or norms (one axis), no tokens, no tables of
 # positions, which are added.
@@ -17,17 +18,20 @@ NOT_KERNELS = r"(^|\.)(class_token|registers|mask_token|positions|offsets|relati
 
 def build(model: nn.Module, settings: Optim, device: torch.device) -> torch.optim.Optimizer:
     """The optimiser over all parameters that learn."""
-    groups = parameter_groups(model, settings.weight_decay, settings.layer_decay)
+    groups = parameter_groups(
+        model, settings.weight_decay, settings.layer_decay, apart=settings.name == "muon"
+    )
     kinds: dict[str, Any] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
         "lamb": Lamb,
+        "muon": Muon,
         "sgd": torch.optim.SGD,
     }
     options: dict[str, Any] = {"lr": settings.lr}
-    if settings.name == "sgd":
+    if settings.name in ("sgd", "muon"):
         options["momentum"] = settings.momentum
-    else:
+    if settings.name != "sgd":
         options["betas"] = (settings.beta1, settings.beta2)
     if settings.name in ("adam", "adamw") and device.type == "cuda":
         options["fused"] = True
@@ -35,20 +39,25 @@ def build(model: nn.Module, settings: Optim, device: torch.device) -> torch.opti
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, layer_decay: float
+    model: nn.Module, weight_decay: float, layer_decay: float, apart: bool = False
 ) -> list[dict[str, Any]]:
-    """Parameters with the same decay and the same factor (`scale`) on the learning rate."""
+    """Parameters with the same decay and the same factor (`scale`) on the learning rate.
+
+    The `matrices` of the blocks are set `apart` where an optimiser treats them otherwise.
+    """
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     last = depth_of(model) + 1
-    groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in learning.items():
         decays = weight_decay if is_kernel(name, parameter) else 0.0
         # A head alone, on a frozen backbone, has no layers below it.
         scale = layer_decay ** (last - layer_of(name, last)) if last > 1 else 1.0
-        groups[decays, scale].append(parameter)
+        matrix = apart and "blocks." in name and parameter.ndim == 2 and is_kernel(name, parameter)
+        groups[decays, scale, matrix].append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "scale": scale}
-        for (decay, scale), parameters in groups.items()
+        | ({"matrices": True} if matrix else {})
+        for (decay, scale, matrix), parameters in groups.items()
     ]
 
 
