@@ -25,7 +25,7 @@ def categories() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Asked(Subset):
+class Questions(Subset):
     """The pictures of a source that count, as a model of ImageNet is asked about them."""
 
     right: Sequence[tuple[int, ...]]
@@ -49,11 +49,11 @@ class Asked(Subset):
         return ImageOps.crop(picture, self.border) if self.border else picture
 
 
-def asked(source: Source, name: str) -> Asked:
+def asked(source: Source, name: str) -> Questions:
     """Pictures whose class folders are ImageNet's, by WordNet number, number or name."""
     places = class_places(source.labels, name)
     right = [(places[target],) for target in source.targets.tolist()]
-    return Asked(source, np.arange(len(right)), right)
+    return Questions(source, np.arange(len(right)), right)
 
 
 def class_places(labels: Sequence[str], name: str) -> list[int]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from vitrail.data.source import Source
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.evaluation.imagenet import Asked
+from vitrail.evaluation.imagenet import Questions
 
 FOLDERS = "folder_to_objectnet_label.json"
 TO_IMAGENET = "objectnet_to_imagenet_1k.json"
@@ -24,7 +24,7 @@ BORDER = 2
 """Pixels that ObjectNet's own code cuts off on each side."""
 
 
-def objectnet(source: Source, folders: Sequence[Path]) -> Asked:
+def objectnet(source: Source, folders: Sequence[Path]) -> Questions:
     """The pictures of classes that ImageNet has; the mappings are in one of the folders."""
     shared = shared_classes(mappings_in(folders))
     known = [shared.get(label, ()) for label in source.labels]
@@ -36,7 +36,7 @@ def objectnet(source: Source, folders: Sequence[Path]) -> Asked:
         )
     right = [known[target] for target in source.targets[kept].tolist()]
     competing = {number for classes in shared.values() for number in classes}
-    return Asked(source, kept, right, border=BORDER, only=tuple(sorted(competing)))
+    return Questions(source, kept, right, border=BORDER, only=tuple(sorted(competing)))
 
 
 def mappings_in(folders: Sequence[Path]) -> Path:

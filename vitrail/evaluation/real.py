@@ -13,7 +13,7 @@ import numpy as np
 
 from vitrail.data.source import Source
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.evaluation.imagenet import CLASSES, Asked
+from vitrail.evaluation.imagenet import CLASSES, Questions
 from vitrail.web import fetch_file
 
 FILE = "real.json"
@@ -21,7 +21,7 @@ URL = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/mas
 IMAGES = 50_000
 
 
-def real(source: Source, folders: Sequence[Path]) -> Asked:
+def real(source: Source, folders: Sequence[Path]) -> Questions:
     """The validation images that have labels, with all of them; real.json in one of the folders,
     or fetched."""
     path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
@@ -30,7 +30,7 @@ def real(source: Source, folders: Sequence[Path]) -> Asked:
     kept = [index for index, right in enumerate(found) if right]
     if not kept:
         raise VitrailError(f"none of {len(found):,} pictures has a label in {path or URL}")
-    return Asked(source, np.array(kept), [found[index] for index in kept])
+    return Questions(source, np.array(kept), [found[index] for index in kept])
 
 
 def read_labels(path: Path) -> list[tuple[int, ...]]:

@@ -14,7 +14,7 @@ from vitrail.data.opening import as_brought
 from vitrail.data.source import Data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation import classify
-from vitrail.evaluation.imagenet import CLASSES, Asked, asked
+from vitrail.evaluation.imagenet import CLASSES, Questions, asked
 from vitrail.evaluation.matching import class_order
 from vitrail.evaluation.metrics import Predictions
 from vitrail.evaluation.objectnet import objectnet
@@ -42,7 +42,7 @@ def evaluate(
     return result | {"labels": labels, "left_out": of - len(source.right)}
 
 
-def ask(labels: str, data: str | Path, split: str) -> tuple[Asked, int, str]:
+def ask(labels: str, data: str | Path, split: str) -> tuple[Questions, int, str]:
     """The pictures that count, how many there were before, and of which part."""
     if labels not in VARIANTS:
         hint = did_you_mean(labels, VARIANTS) or f"; expected {', '.join(VARIANTS)}"
@@ -75,7 +75,7 @@ def to_test_on(data: Data, split: str) -> str:
     return split
 
 
-def leniently(predictions: Predictions, source: Asked) -> Predictions:
+def leniently(predictions: Predictions, source: Questions) -> Predictions:
     """With the truth of each picture the best of its guesses that is right, else the first right
     class: so every metric of one truth counts any right guess."""
     right = dict(zip(source.names, source.right, strict=True))
@@ -101,7 +101,7 @@ class Masked(nn.Module):
         return logits.masked_fill(self.closed, -torch.inf)
 
 
-def masked(model: nn.Module, source: Asked) -> nn.Module:
+def masked(model: nn.Module, source: Questions) -> nn.Module:
     """The model, asked for no other classes than may be guessed."""
     if not source.only:
         return model

@@ -26,7 +26,7 @@ from vitrail.serving.uploads import Bodies, Upload
 
 
 @dataclass(frozen=True)
-class Asked:
+class Answered:
     """Pictures of one request with their answers and times."""
 
     uploads: Sequence[Upload]
@@ -86,7 +86,7 @@ class Service:
 
     async def ask(
         self, request: Request, one: Served, wanted: Wanted | None = None, most: int = 0
-    ) -> Asked:
+    ) -> Answered:
         """All pictures of a request, decoded beside the model and answered by it."""
         batcher = self.batchers[one.name]
         async with self.bodies.uploads(request) as uploads:
@@ -103,7 +103,7 @@ class Service:
 
     async def answers(
         self, batcher: Batcher, one: Served, uploads: Sequence[Upload], wanted: Wanted | None
-    ) -> Asked:
+    ) -> Answered:
         """Decoding, then the model; how long each took."""
         start = time.perf_counter()
         prepared = await asyncio.gather(
@@ -114,7 +114,7 @@ class Service:
             *(batcher.answer(Question(image.pixels, wanted)) for image in prepared)
         )
         end = time.perf_counter()
-        return Asked(uploads, prepared, answers, between - start, end - between)
+        return Answered(uploads, prepared, answers, between - start, end - between)
 
     def aside(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Work that would hold up other requests, in a thread."""
