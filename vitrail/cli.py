@@ -36,10 +36,10 @@ def main() -> None:
     """The Vision Transformer paper as one tool.
 
     MODEL is a run folder, a weights file or folder in any supported format (Google .npz, timm,
-    Hugging Face transformers, torchvision, Vitrail's own), or a published name that `vitrail
-    models` lists. DATA is a folder with one sub-folder per class (also train/ val/ test/ above
-    them), tar shards, or a catalogue name (digits, cifar10, flower_photos, pets, …). SETTINGS are
-    section.key=value; `vitrail config` explains every one.
+    Hugging Face transformers, torchvision, Vitrail's own), a published name that `vitrail models`
+    lists, or `builtin`, which needs no download. DATA is a folder with one sub-folder per class
+    (also train/ val/ test/ above them), tar shards, or a catalogue name (digits, cifar10,
+    flower_photos, pets, …). SETTINGS are section.key=value; `vitrail config` explains every one.
     """
 
 
@@ -477,9 +477,11 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
 
 @main.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", help="Where a comparison of several runs goes.  [default: report.html]")
+@click.option(
+    "--out", help="Where the page goes.  [default: the run's folder; report.html for several runs]"
+)
 def report(runs: tuple[str, ...], out: str | None) -> None:
-    """report.html of a run; several runs give one comparison."""
+    """report.html of a run, or of `builtin`; several runs give one comparison."""
     from vitrail.commands import report
 
     click.echo(report(runs, out))

@@ -24,7 +24,9 @@ from vitrail.training import sweep as sweeping
 from vitrail.training import training
 from vitrail.training.devices import choose, cores, devices
 from vitrail.web import cache
+from vitrail.weights.download import fetch
 from vitrail.weights.loading import load
+from vitrail.weights.published import BUILTIN
 
 
 def train(
@@ -243,14 +245,19 @@ def fewshot(
 
 
 def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:
-    """report.html of one run, or one comparison of several."""
-    paths = [Path(folder) for folder in folders]
+    """The page of one run, or one comparison of several.
+
+    A run's own page lies in its folder; all others go to `out`, or to report.html here.
+    """
+    shipped = fetch(BUILTIN.source)
+    paths = [shipped if folder == BUILTIN.name else Path(folder) for folder in folders]
     for path in paths:
         if not runs.is_run(path):
             raise VitrailError(f"{path} is no run folder: it has no run.json and config.toml")
-    if len(paths) == 1 and out is None:
-        return page.write(paths[0])
-    return comparison.compare(paths, Path(out or "report.html"))
+    if len(paths) > 1:
+        return comparison.compare(paths, Path(out or "report.html"))
+    own = out is None and paths[0] != shipped
+    return page.write(paths[0], None if own else Path(out or "report.html"))
 
 
 def demo(out: str | Path = "runs/demo") -> Run:

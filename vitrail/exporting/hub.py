@@ -14,7 +14,7 @@ from vitrail.model.vit import ViTArchitecture
 from vitrail.runs import is_run, run_of
 from vitrail.weights.converting import Parity, convert
 from vitrail.weights.files import write_json
-from vitrail.weights.loading import load
+from vitrail.weights.loading import load, resolve
 
 Library = Literal["timm", "transformers"]
 FILES = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
@@ -36,7 +36,7 @@ def export_hub(
     loaded = load(model)
     if to == "timm":
         name_for_timm(folder / "config.json", loaded.architecture)
-    write_card(folder, loaded, run_of(Path(model)), to, upload)
+    write_card(folder, loaded, run_of(resolve(model)[0]), to, upload)
     if parity.holds and api is not None:
         send(api, folder, upload)
     elif parity.holds and has_token():

@@ -9,9 +9,9 @@ from vitrail.report.folder import Run, read_run
 from vitrail.report.rendering import put, render
 
 
-def write(run: Path) -> Path:
-    """Write report.html into a run folder, from the files it holds, and say where it is."""
-    return put(page(read_run(run)), run / "report.html")
+def write(run: Path, target: Path | None = None) -> Path:
+    """The page of a run, from the files it holds: report.html in its folder, or elsewhere."""
+    return put(page(read_run(run)), target or run / "report.html")
 
 
 def page(run: Run) -> str:

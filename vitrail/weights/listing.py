@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from vitrail.weights.published import PUBLISHED
+from vitrail.weights.published import NAMES
 
 if TYPE_CHECKING:
     from vitrail.model import Architecture
@@ -32,12 +32,11 @@ class Cost:
 def listing(pattern: str = "") -> list[dict[str, Any]]:
     """A row for each name with `pattern` in it, variants first; * and ? are wildcards."""
     costs = json.loads(COSTS.read_text(encoding="utf-8"))
-    published = {row.name: row for row in PUBLISHED}
     rows = []
     for name, cost in costs.items():
         if not fnmatchcase(name.lower(), f"*{pattern.lower()}*"):
             continue
-        row = published.get(name)
+        row = NAMES.get(name)
         rows.append(
             {
                 "name": name,
@@ -59,7 +58,7 @@ def architectures() -> dict[str, "Architecture"]:
     from vitrail.model.variants import NAMED, describe
 
     found = {name: describe(name) for name in NAMED}
-    for row in PUBLISHED:
+    for row in NAMES.values():
         size = {"size": row.size, "classes": row.classes}
         found[row.name] = describe(row.variant, **size, **row.options)
     return found

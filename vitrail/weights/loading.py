@@ -26,7 +26,7 @@ from vitrail.weights.format import Format, Size, Tensors
 from vitrail.weights.google import GOOGLE
 from vitrail.weights.huggingface import HUGGINGFACE
 from vitrail.weights.layout import Entry, match, to_ours, to_theirs
-from vitrail.weights.published import PUBLISHED, Published, find
+from vitrail.weights.published import NAMES, Published, find
 from vitrail.weights.timm import TIMM
 from vitrail.weights.torchvision import TORCHVISION
 
@@ -168,7 +168,7 @@ def resolve(source: str | Path) -> tuple[Path, Published | None]:
         return fetch(published.source), published
     if source.startswith(("hub:", "https://", "http://")):
         return fetch(source), None
-    hint = did_you_mean(source, [row.name for row in PUBLISHED])
+    hint = did_you_mean(source, list(NAMES))
     raise VitrailError(f"'{source}' is neither a file nor a published name{hint}")
 
 

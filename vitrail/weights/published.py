@@ -23,7 +23,8 @@ class Published:
     classes: int
     """Zero: features only."""
     source: str
-    """`https://…`, a file, or `hub:owner/repository`, a folder on the Hugging Face Hub."""
+    """`https://…`, a file; `hub:owner/repository`, a folder on the Hugging Face Hub; or
+    `package:folder`, a folder of this package."""
     options: Mapping[str, Any]
     """How its architecture differs from the variant's defaults."""
     data: str
@@ -423,9 +424,25 @@ PUBLISHED: tuple[Published, ...] = tuple(
     for variant, size, words, top1 in family.rows
 )
 
-_BY_NAME = {row.name: row for row in PUBLISHED}
+BUILTIN = Published(
+    name="builtin",
+    variant="Ti/4",
+    size=32,
+    classes=10,
+    options={"depth": 6, "mlp": 384, "pool": "mean", "positions": "sincos"},
+    crop=0.0,
+    interpolation="bilinear",
+    source="package:builtin",
+    data="CIFAR-10",
+    top1=None,
+    cited="",
+)
+"""The model that comes with Vitrail, so that everything works before anything was downloaded."""
+
+NAMES = {row.name: row for row in (BUILTIN, *PUBLISHED)}
+"""Every name that a MODEL may be."""
 
 
 def find(name: str) -> Published | None:
     """The checkpoint of exactly that name."""
-    return _BY_NAME.get(name)
+    return NAMES.get(name)

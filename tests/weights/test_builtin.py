@@ -1,0 +1,92 @@
+"""The model that comes with Vitrail: it works without a download, and is as good as it says."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from sklearn.datasets import load_sample_images
+
+import vitrail
+from vitrail.cli import main
+from vitrail.commands import report
+from vitrail.model.variants import describe
+from vitrail.runs import Run, is_run
+from vitrail.weights.download import fetch
+from vitrail.weights.published import BUILTIN
+
+FOLDER = fetch(BUILTIN.source)
+SHARED = Path(__file__).parents[2].parent / "shared"
+PHOTOGRAPH = next(path for path in load_sample_images().filenames if "flower" in path)
+
+
+def run(*words: str) -> str:
+    result = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_it_is_a_finished_run_of_a_few_megabytes():
+    assert is_run(FOLDER)
+    assert Run(FOLDER).info()["status"] == "finished"
+    assert Run(FOLDER).info()["command"].startswith("vitrail train cifar10/")
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 9e6
+
+
+def test_it_holds_no_picture_of_the_data():
+    assert Run(FOLDER).evaluation("test")["mistakes"] == []
+    pictures = [path.name for path in FOLDER.rglob("*") if path.suffix in (".png", ".jpg")]
+    assert sorted(pictures) == ["filters.png", "positions.png"]
+
+
+def test_the_table_describes_it():
+    model = vitrail.load("builtin")
+    size = {"size": BUILTIN.size, "classes": BUILTIN.classes}
+    assert model.architecture == describe(BUILTIN.variant, **size, **BUILTIN.options)
+    assert model.learnt_from["source"] == "cifar10"
+    assert "builtin" in run("models", "builtin")
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    vitrail.save(vitrail.create("Ti/16", 3, size=32, depth=1), tmp_path / "builtin")
+    assert vitrail.load("builtin").architecture.classes == 3
+
+
+def test_it_predicts_and_shows_what_it_looks_at(tmp_path):
+    answer = json.loads(run("predict", "builtin", PHOTOGRAPH, "--json"))
+    assert {guess["label"] for guess in answer["top"]} < set(vitrail.load("builtin").labels)
+    run("inspect", "builtin", PHOTOGRAPH, "--out", str(tmp_path / "inside"))
+    assert (tmp_path / "inside" / "model.png").exists()
+
+
+def test_its_page_says_how_good_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stated = f"{100 * Run(FOLDER).evaluation('test')['top1']:.2f}"
+    before = (FOLDER / "report.html").read_bytes()
+    assert report(["builtin"]) == Path("report.html")
+    assert stated in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert (FOLDER / "report.html").read_bytes() == before
+    guide = (Path(__file__).parents[2] / "docs" / "builtin.md").read_text(encoding="utf-8")
+    assert f"{stated} %" in guide
+
+
+def test_its_card_says_so_too(tmp_path):
+    run("export", "builtin", str(tmp_path / "card"), "--format", "hub")
+    assert "on the test part of cifar10, n = 10,000" in (tmp_path / "card" / "README.md").read_text(
+        encoding="utf-8"
+    )
+
+
+def test_it_is_as_good_as_it_says(tmp_path):
+    archive = SHARED / "data" / "cifar10-test.tar"
+    if not archive.exists():
+        pytest.skip(f"needs {archive}")
+    with tarfile.open(archive) as tar:
+        chosen = [one for one in tar.getmembers() if one.isfile()][::20]
+        tar.extractall(tmp_path, members=chosen, filter="data")
+    found = vitrail.evaluate("builtin", tmp_path / "cifar10", batch=100)
+    assert found["n"] == 500
+    stated = Run(FOLDER).evaluation("test")["top1"]
+    assert abs(found["top1"] - stated) < 4 * (stated * (1 - stated) / found["n"]) ** 0.5
