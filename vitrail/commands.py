@@ -170,7 +170,8 @@ def evaluate(
             else:
                 source = part_of(loaded, data, split)
                 result = classify.evaluate(loaded, source, data=str(data), **options)
-        run = None if isinstance(model, Classifier) else runs.run_of(Path(model))
+        theirs = isinstance(model, Classifier) or model == BUILTIN.name
+        run = None if theirs else runs.run_of(Path(model))
         if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
             learnt = load_settings(run.folder / "config.toml").data.source

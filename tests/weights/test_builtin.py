@@ -48,10 +48,12 @@ def test_the_table_describes_it():
     assert "builtin" in run("models", "builtin")
 
 
-def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
+def test_a_folder_of_that_name_is_not_meant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     vitrail.save(vitrail.create("Ti/16", 3, size=32, depth=1), tmp_path / "builtin")
-    assert vitrail.load("builtin").architecture.classes == 3
+    assert vitrail.load("builtin").architecture.classes == 10
+    for folder in ("./builtin", Path("builtin")):
+        assert vitrail.load(folder).architecture.classes == 3
 
 
 def test_it_predicts_and_shows_what_it_looks_at(tmp_path):

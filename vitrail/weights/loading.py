@@ -26,7 +26,7 @@ from vitrail.weights.format import Format, Size, Tensors
 from vitrail.weights.google import GOOGLE
 from vitrail.weights.huggingface import HUGGINGFACE
 from vitrail.weights.layout import Entry, match, to_ours, to_theirs
-from vitrail.weights.published import NAMES, Published, find
+from vitrail.weights.published import BUILTIN, NAMES, Published, find
 from vitrail.weights.timm import TIMM
 from vitrail.weights.torchvision import TORCHVISION
 
@@ -160,9 +160,12 @@ def with_options(architecture: Architecture, options: dict[str, Any]) -> Archite
 
 
 def resolve(source: str | Path) -> tuple[Path, Published | None]:
-    """Where a MODEL lies: a path as it is, a published name or an address once fetched."""
+    """Where a MODEL lies: a path as it is, a published name or an address once fetched.
+
+    A folder comes before a published name, which it may be a copy of, but `./builtin` is a folder.
+    """
     path = Path(source)
-    if isinstance(source, Path) or os.path.lexists(path):
+    if isinstance(source, Path) or (os.path.lexists(path) and source != BUILTIN.name):
         return path, None
     if published := find(source):
         return fetch(published.source), published
