@@ -89,12 +89,15 @@ class Oversight:
         meeting = counters.step % self.log_steps == 0 or self.done >= 1
         if meeting:
             self.log(loop)
+        pause = time.perf_counter()
         evaluating = int(self.done * self.evaluations) > int(done_before * self.evaluations)
         if evaluating and self.validate is not None:
             self.evaluate(loop)
         stopping = self.stopping(loop, meeting)
         if evaluating or stopping or self.due(loop, meeting):
             self.save(loop)
+        # Looking and writing are not learning: the speed leaves them out.
+        self.logged += time.perf_counter() - pause
         return stopping
 
     def note_broken(self, pictures: Sequence[Broken]) -> None:
@@ -155,7 +158,6 @@ class Oversight:
         if "top1" in found:
             line += f"  val {100 * found['top1']:.2f} %  best {100 * best['top1']:.2f} %"
         self.run.say(line + "  *" * better)
-        self.logged = time.perf_counter()
 
     def better(self, loop: Loop, found: dict[str, Any]) -> bool:
         """Whether this is the best evaluation so far; if so, it and its weights are kept."""
