@@ -62,7 +62,9 @@ def test_any_one_damaged_tensor_is_one_line(to, tmp_path):
 
 def test_a_config_of_nonsense_is_one_line(saved, tmp_path):
     for to, wrong in (
-        ("timm", {"num_heads": "many"}),
+        ("timm", {"model_args": {"num_heads": "many"}}),
+        ("timm", {"model_args": {}, "num_heads": "many"}),
+        ("timm", {"model_args": 3}),
         ("timm", {"pretrained_cfg": {"input_size": 7}}),
         ("timm", {"pretrained_cfg": {"mean": 3}}),
         ("huggingface", {"num_attention_heads": [1]}),
