@@ -21,7 +21,7 @@ import torch
 import vitrail
 from vitrail.model import Classifier
 from vitrail.prediction.files import Files, find
-from vitrail.prediction.predicting import Wish, shared_cores, stream
+from vitrail.prediction.predicting import Options, shared_cores, stream
 from vitrail.training.devices import cores, processor
 
 BATCH = 8
@@ -68,7 +68,7 @@ def main() -> None:
         "bare, a batch per core": lambda: bare(model, pixels, cores()),
     }
     for workers in arguments.workers:
-        asked = Wish(workers=workers, batch=BATCH)
+        asked = Options(workers=workers, batch=BATCH)
         works[f"predict --workers {workers}"] = lambda asked=asked: list(
             stream(model, files, asked)
         )

@@ -447,7 +447,10 @@ def parse_size(text: str) -> int | tuple[int, int]:
 @click.argument("model")
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "kind", type=click.Choice(["onnx", "pt2", "hub"]), default="onnx", show_default=True
+    "--format",
+    "kind",
+    type=click.Choice(["onnx", "pt2", "hub"]),
+    help="[default: what the name of DST ends in]",
 )
 @click.option("--int8", is_flag=True, help="8-bit numbers for CPUs, calibrated on DATA (onnx).")
 @click.option("--data", metavar="DATA", default="", help="Print accuracy before and after.")

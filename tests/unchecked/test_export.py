@@ -141,7 +141,7 @@ SNIPPETS = re.findall(r"```python\n((?:.*\n)*?)```", PAGE.read_text(encoding="ut
     [
         (0, ["flowers.onnx"]),
         (1, ["flowers.onnx", "--preprocessing", "beside"]),
-        (2, ["flowers.pt2", "--format", "pt2"]),
+        (2, ["flowers.pt2"]),
     ],
 )
 def test_the_documented_snippet_runs_without_vitrail(
@@ -163,9 +163,10 @@ def test_the_documented_snippet_runs_without_vitrail(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["x.pt2"], "expected a name that ends in .onnx"),
+        (["x"], "expected a name that ends in .onnx"),
+        (["x.pt2", "--format", "onnx"], "expected a name that ends in .onnx"),
         (["x.onnx", "--int8"], "calibrated on pictures"),
-        (["x.pt2", "--format", "pt2", "--int8", "--data", "y"], "--int8 is for --format onnx"),
+        (["x.pt2", "--int8", "--data", "y"], "--int8 is for --format onnx"),
         (["x.onnx", "--dynamic-size"], "--preprocessing beside"),
         (["x.onnx", "--to", "timm"], "for --format hub"),
         (["x", "--format", "hub", "--int8"], "--int8 is not for --format hub"),

@@ -97,7 +97,7 @@ def export(
     model: str | Path | Classifier,
     target: str | Path,
     *,
-    kind: FormatName = "onnx",
+    kind: FormatName | None = None,
     int8: bool = False,
     data: str | Path = "",
     dynamic_size: bool = False,
@@ -106,9 +106,11 @@ def export(
     """Writes the model as ONNX or torch.export's pt2, reads it back and compares the answers.
 
     `data` calibrates 8-bit numbers (its train part) and shows what became of accuracy (test).
+    Without a `kind`, the name of the target tells.
     """
-    wish = Wish(format=kind, preprocessing=preprocessing, int8=int8, dynamic_size=dynamic_size)
     target = Path(target)
+    kind = kind or ("pt2" if target.suffix == ".pt2" else "onnx")
+    wish = Wish(format=kind, preprocessing=preprocessing, int8=int8, dynamic_size=dynamic_size)
     if target.suffix != f".{kind}":
         raise VitrailError(f"{target.name}: expected a name that ends in .{kind}")
     if int8 and not data:

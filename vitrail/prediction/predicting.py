@@ -59,13 +59,13 @@ def predict(
     `workers`. "-" is standard input.
     """
     loaded = model if isinstance(model, Classifier) else load(model)
-    asked = Wish(top=top, features=features, batch=batch, workers=workers, device=device)
+    asked = Options(top=top, features=features, batch=batch, workers=workers, device=device)
     asked.check(loaded)
     return stream(loaded, find(images), asked)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class Options:
     """What is wanted, and how the machine is used for it."""
 
     top: int = 5
@@ -101,7 +101,7 @@ class Wish:
 
 
 def stream(
-    model: Classifier, files: Files, asked: Wish, progress: Advance | None = None
+    model: Classifier, files: Files, asked: Options, progress: Advance | None = None
 ) -> Iterator[dict[str, Any]]:
     """What `predict` yields."""
     with devices(asked.device, "auto") as where, in_eval_mode(model):
@@ -144,7 +144,7 @@ class Lane:
 
     model: Classifier
     files: Files
-    asked: Wish
+    asked: Options
     where: Devices
     limit: int
     """Pictures that fit into memory at once; halved when they turn out not to."""

@@ -16,7 +16,7 @@ import numpy as np
 from vitrail.console import count_progress, say
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.prediction.files import Files, find
-from vitrail.prediction.predicting import Wish, stream
+from vitrail.prediction.predicting import Options, stream
 from vitrail.weights.files import replace_with
 from vitrail.weights.loading import load
 
@@ -40,7 +40,7 @@ def write(
     if as_json and csv_path == "-":
         raise VitrailError("--json and --csv - both want stdout; name a file for the CSV")
     keep = feature_writer(Path(features)) if features else None
-    loaded, asked = load(model), Wish(features=bool(features), **options)
+    loaded, asked = load(model), Options(features=bool(features), **options)
     asked.check(loaded)
     files = find(images)
     writers = [] if keep is None else [keep]
