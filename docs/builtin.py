@@ -3,7 +3,8 @@
 python docs/builtin.py runs/cifar10-small
 
 The folder is a run like any other, but for what a user of the weights does not need: the state to
-resume from, and every picture of the data, which is not ours to give away.
+resume from, the page, which `vitrail report builtin` makes, and every picture of the data, which is
+not ours to give away.
 """
 
 import json
@@ -12,7 +13,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from vitrail.report import page
 from vitrail.runs import Run
 from vitrail.weights.download import fetch
 from vitrail.weights.published import BUILTIN
@@ -23,7 +23,7 @@ DRAWN = ("filters.png", "positions.png")
 
 
 def pack(source: Path, target: Path) -> None:
-    """The run's files without pictures of the data, and the page made of them."""
+    """The run's files, without pictures of the data."""
     shutil.rmtree(target, ignore_errors=True)
     (target / "inspection").mkdir(parents=True)
     for name in (*KEPT, *(f"inspection/{name}" for name in DRAWN)):
@@ -36,7 +36,6 @@ def pack(source: Path, target: Path) -> None:
     looked = json.loads((source / "inspection" / "inspection.json").read_text(encoding="utf-8"))
     text = json.dumps(looked | {"images": []}) + "\n"
     (target / "inspection" / "inspection.json").write_text(text, encoding="utf-8")
-    page.write(target)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
 
 def commands(page: Path) -> list[str]:
-    """The command lines of a page, without what is piped into or out of them."""
+    """The command lines of a page."""
     fences = re.findall(r"```sh\n((?:.*\n)*?)```", page.read_text(encoding="utf-8"))
     lines = "".join(fences).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.startswith("vitrail ")]

@@ -170,8 +170,9 @@ def evaluate(
             else:
                 source = part_of(loaded, data, split)
                 result = classify.evaluate(loaded, source, data=str(data), **options)
-        theirs = isinstance(model, Classifier) or model == BUILTIN.name
-        run = None if theirs else runs.run_of(Path(model))
+        # What came with the package says how good it is, and is not written to.
+        apart = isinstance(model, Classifier) or model == BUILTIN.name
+        run = None if apart else runs.run_of(Path(model))
         if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
             learnt = load_settings(run.folder / "config.toml").data.source

@@ -5,15 +5,16 @@ tensor itself, times the learning rate. Tensors that do not decay (biases, norms
 Adam's own step, as in the implementation that DeiT III used (NVIDIA's).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+
+from vitrail.training.grouped import GroupedOptimizer, gradients_of
 
 
-class Lamb(Optimizer):
+class Lamb(GroupedOptimizer):
     """Layer-wise adaptive moments; nothing in a step waits for the device."""
 
     def __init__(
@@ -28,20 +29,12 @@ class Lamb(Optimizer):
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.update(parameter, parameter.grad, group)
-        return loss
+    def update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """One tensor at a time: each has a length of its own."""
+        for parameter, gradient in zip(parameters, gradients_of(parameters), strict=True):
+            self.move(parameter, gradient, group)
 
-    def update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+    def move(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Algorithm 2 of the paper, for one tensor."""
         state = self.state[parameter]
         if not state:

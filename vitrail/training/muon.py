@@ -10,13 +10,14 @@ shape are done at once, which a GPU takes no notice of.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.optim import Optimizer
+
+from vitrail.training.grouped import GroupedOptimizer, gradients_of
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Jordan's polynomial: five rounds bring every singular value between 0.7 and 1.2 or so."""
@@ -25,7 +26,7 @@ USUAL_STEP = 0.2
 """The root mean square of AdamW's steps, in learning rates."""
 
 
-class Muon(Optimizer):
+class Muon(GroupedOptimizer):
     """Groups with `matrices` set are Muon's, the others AdamW's."""
 
     def __init__(
@@ -40,25 +41,15 @@ class Muon(Optimizer):
         usual = {"momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {"lr": lr, "matrices": False, **usual})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            found = [p for p in group["params"] if p.grad is not None]
-            if not found:
-                continue
-            if group["weight_decay"]:
-                torch._foreach_mul_(found, 1 - group["lr"] * group["weight_decay"])
-            if group["matrices"]:
-                for alike in by_shape(found):
-                    self.turn(alike, group)
-            else:
-                self.adapt(found, group)
-        return loss
+    def update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """The decay, which is alike for both, then the step of the one or the other."""
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        if group["matrices"]:
+            for alike in by_shape(parameters):
+                self.turn(alike, group)
+        else:
+            self.adapt(parameters, group)
 
     def turn(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         """Muon's step of matrices of one shape."""
@@ -89,11 +80,6 @@ class Muon(Optimizer):
         for parameter in parameters:
             self.state[parameter].setdefault(key, torch.zeros_like(parameter))
         return [self.state[parameter][key] for parameter in parameters]
-
-
-def gradients_of(parameters: list[Tensor]) -> list[Tensor]:
-    """Gradients that are known to be there."""
-    return [p.grad for p in parameters if p.grad is not None]
 
 
 def by_shape(matrices: list[Tensor]) -> list[list[Tensor]]:
