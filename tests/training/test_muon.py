@@ -1,10 +1,12 @@
 """Muon against its definition, against torch's, and its other half against AdamW."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitrail.config import Config, Optim, System
 from vitrail.errors import VitrailError
@@ -53,6 +55,30 @@ def learn(model: nn.Module, steps: int, *optimisers: torch.optim.Optimizer) -> N
         model(inputs).square().sum().backward()
         for optimiser in optimisers:
             optimiser.step()
+
+
+class Counted(TorchDispatchMode):
+    """Counts the calls of each operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_only_the_first_step_makes_a_state():
+    model = network()
+    optimiser = Muon(groups(model, 0.1))
+    learn(model, 1)
+    with Counted() as first:
+        optimiser.step()
+    with Counted() as second:
+        optimiser.step()
+    assert first.calls["zeros_like"] == 4 + 2 * 4  # one of a matrix, two of a bias
+    assert not second.calls["zeros_like"]
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

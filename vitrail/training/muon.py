@@ -78,7 +78,8 @@ class Muon(GroupedOptimizer):
     def kept(self, key: str, parameters: list[Tensor]) -> list[Tensor]:
         """What is remembered of each parameter, zero at first."""
         for parameter in parameters:
-            self.state[parameter].setdefault(key, torch.zeros_like(parameter))
+            if key not in self.state[parameter]:
+                self.state[parameter][key] = torch.zeros_like(parameter)
         return [self.state[parameter][key] for parameter in parameters]
 
 
