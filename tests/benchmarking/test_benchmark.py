@@ -249,7 +249,8 @@ def test_the_search_ends_at_the_limit_and_with_the_time():
 def test_a_batch_beyond_what_kernels_count_does_not_fit_either(said, lacks):
     found, by = largest_batch(hungry(37, RuntimeError(said)), 1, seconds=60.0)
     assert (found, by) == (37, lacks)
-    assert [one.batch for one in timings(hungry(3, RuntimeError(said)), (), 60.0, 0)] == [1, 2]
+    tried, ended = timings(hungry(3, RuntimeError(said)), (), 60.0, 0)
+    assert ([one.batch for one in tried], ended) == ([1, 2], lacks)
     words = {"kernel": "no kernel for 8 images", "memory": "out of memory with 8 images"}
     with pytest.raises(FailureError, match=words[lacks]):
         timings(hungry(3, RuntimeError(said)), (8,), 60.0, 0)
@@ -264,7 +265,8 @@ def test_only_a_batch_that_is_too_large_is_forgiven():
 
 
 def test_batches_double_until_memory_ends_or_larger_ones_are_no_faster():
-    assert [one.batch for one in timings(hungry(3), (), 60.0, 0)] == [1, 2]
+    found, by = timings(hungry(3), (), 60.0, 0)
+    assert ([one.batch for one in found], by) == ([1, 2], "memory")
     with pytest.raises(FailureError, match="out of memory with 8 images at a time"):
         timings(hungry(3), (8,), 60.0, 0)
     flat = [Timing(batch, batch / 100, 0) for batch in (1, 2, 4, 8)]
@@ -273,11 +275,35 @@ def test_batches_double_until_memory_ends_or_larger_ones_are_no_faster():
     assert not level([*flat[:3], Timing(8, 0.04, 0)])
 
 
+@pytest.mark.parametrize(("slow", "by", "largest"), [(0.0, "limit", LIMIT), (0.1, "time", 16)])
+def test_every_doubling_gets_its_share_of_the_time(monkeypatch, slow, by, largest):
+    clock = SimpleNamespace(now=0.0)
+
+    def timed(work: Work, batch: int, budget: float) -> Timing:
+        clock.now += budget + slow
+        return Timing(batch, 0.001 + slow, 0)
+
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(measuring, "timing", timed)
+    found, ended = timings(hungry(LIMIT), (), 2.0, 0)
+    assert (found[-1].batch, ended) == (largest, by)
+
+
+def test_a_peak_that_the_time_cut_short_is_told_as_a_lower_bound(weights, capsys):
+    show(benchmark([weights], device="cpu", seconds=0.001))
+    row = capsys.readouterr().out.splitlines()[2]
+    assert "or more" in row.split("GiB")[0]
+    result = benchmark([weights], **QUICK)
+    assert result["peak_by"] == "batches"
+    show(result)
+    assert "or more" not in capsys.readouterr().out
+
+
 def test_a_processor_stays_within_its_budget(monkeypatch):
     peaks = iter([100, 200, 400, 800])
     monkeypatch.setattr(measuring, "peak_memory", lambda device: next(peaks))
-    found = timings(hungry(1000), (1, 2, 4, 8), 60.0, most_bytes=700)
-    assert [one.batch for one in found] == [1, 2, 4]
+    found, by = timings(hungry(1000), (1, 2, 4, 8), 60.0, most_bytes=700)
+    assert ([one.batch for one in found], by) == ([1, 2, 4], "memory")
     assert extrapolated_batch(found, most_bytes=700) == (7, "extrapolation")
     assert extrapolated_batch(found[:1], most_bytes=700) == (None, "unknown")
 

@@ -22,6 +22,8 @@ ROUNDS = (3, 30)
 """Blocks that are timed, at least and at most."""
 LIMIT = 1 << 15
 """No batch is larger; some kernels number the images of a batch in 16 bits."""
+DOUBLINGS = 16
+"""From one image to the limit: a batch size may take such a part of the time that is left."""
 LEVEL = 1.01
 """Two doublings that bring less than this are no longer worth their time."""
 
@@ -146,8 +148,11 @@ def timing(work: Work, batch: int, budget: float) -> Timing:
     )
 
 
-def timings(work: Work, batches: Sequence[int], seconds: float, most_bytes: int) -> list[Timing]:
-    """The speed at each of the batch sizes, or at doubled ones until that no longer helps.
+def timings(
+    work: Work, batches: Sequence[int], seconds: float, most_bytes: int
+) -> tuple[list[Timing], str]:
+    """The speed at each of the batch sizes, or at doubled ones until that no longer helps; and
+    what ended it: memory, a kernel, the limit, that it was level, or the time.
 
     Ends early when the device is out of memory, when the next batch would take more than
     `most_bytes` (0: no bound), or would not be done in what is left of the time. With a bound, the
@@ -156,26 +161,29 @@ def timings(work: Work, batches: Sequence[int], seconds: float, most_bytes: int)
     if min(batches, default=work.least) < work.least:
         raise VitrailError(f"--batches {min(batches)}: a batch norm learns from 2 images or more")
     found: list[Timing] = []
-    lacks = ""
+    by = "limit"
     end = time.perf_counter() + seconds
     probes = {work.least, 2 * work.least} if batches and most_bytes else set()
     for batch in sorted({*batches, *probes}) or doubled(work.least):
         left = end - time.perf_counter()
         if found and most_bytes and expected_bytes(found, batch) > most_bytes:
+            by = "memory"
             break
-        if found and not batches and (level(found) or 5 * batch / found[-1].speed > left):
+        if found and not batches and (enough := level(found) or too_long(found, batch, left)):
+            by = enough
             break
         one, lacks = attempted(
-            lambda batch=batch, left=left: timing(work, batch, min(1.0, left / 4))
+            lambda batch=batch, left=left: timing(work, batch, min(1.0, left / DOUBLINGS))
         )
         if one is None:
+            by = lacks
             break
         found.append(one)
     if not found or (batches and found[-1].batch < min(batches)):
         many = f"{min(batches, default=work.least)} images at a time"
         bound = f" within {most_bytes / 2**30:.1f} GiB" if most_bytes else ""
-        raise FailureError(f"{SAID[lacks or 'memory']} {many} on {work.where.hardware()}{bound}")
-    return found
+        raise FailureError(f"{SAID[by]} {many} on {work.where.hardware()}{bound}")
+    return found, by
 
 
 def doubled(batch: int) -> Iterator[int]:
@@ -185,10 +193,16 @@ def doubled(batch: int) -> Iterator[int]:
         batch *= 2
 
 
-def level(found: Sequence[Timing]) -> bool:
-    """Whether the last two batch sizes were hardly faster than the best before them."""
+def level(found: Sequence[Timing]) -> str:
+    """Says so if the last two batch sizes were hardly faster than the best before them."""
     speeds = [one.speed for one in found]
-    return len(speeds) > 3 and max(speeds[-2:]) < LEVEL * max(speeds[:-2])
+    flat = len(speeds) > 3 and max(speeds[-2:]) < LEVEL * max(speeds[:-2])
+    return "level" if flat else ""
+
+
+def too_long(found: Sequence[Timing], batch: int, left: float) -> str:
+    """Says so if a batch would not be done in what is left of the time."""
+    return "time" if 5 * batch / found[-1].speed > left else ""
 
 
 def bytes_per_image(found: Sequence[Timing]) -> float:
