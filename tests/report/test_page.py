@@ -110,6 +110,32 @@ def test_curves_are_drawn_against_steps_with_epochs_and_against_time(flowers_pag
     assert "#fe" not in page.html  # no stand-in colour is left
 
 
+def test_three_small_charts_stand_in_a_row_and_four_two_by_two(flowers, flowers_page, tmp_path):
+    narrow = 'viewBox="0 0 280 170"'
+    assert flowers_page.html.count(narrow) == 2 * 3  # against steps, against time
+    folder = shutil.copytree(flowers, tmp_path / "gpu")
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"mfu": null', '"mfu": 0.31'))
+    page = written(folder)
+    assert "FLOP utilisation" in page.text
+    assert page.html.count('class="card chart wide"') == 2 * 6
+    assert narrow not in page.html  # stretched, its letters would be larger than the others
+
+
+def test_a_rate_that_ends_near_zero_is_drawn_from_zero(tmp_path):
+    folder = fake_run(tmp_path / "run")
+    metrics = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    trained = [line for line in lines if line["event"] == "train"]
+    for number, line in enumerate(reversed(trained)):
+        line["lr"] = 1e-12 + 0.002 * number / len(trained)
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    html = written(folder).html
+    rate = html[html.index("Learning rate</strong>") : html.index("Gradient norm</strong>")]
+    assert ">0.0015<" in rate
+    assert "e-" not in re.sub(r"<[^>]*>", "", rate)
+
+
 def test_without_a_test_split_the_headline_says_that_the_number_flatters(tmp_path):
     folder = fake_run(tmp_path / "flowers")
     (folder / "evaluation" / "test.json").unlink()

@@ -68,6 +68,8 @@ class Frame:
     unit: str = ""
     mark: float = float("nan")
     """A place to point out, such as the best step."""
+    from_zero: bool = False
+    """A plain axis that begins at zero: how large is the question, not by how many times."""
     size: tuple[int, int] = WIDE
 
 
@@ -115,11 +117,13 @@ def label_axes(axes: Axes, frame: Frame, unit: str, lines: Sequence[Line]) -> No
     axes.margins(x=0.01)
     values = np.concatenate([np.concatenate([line.low, line.high]) for line in lines])
     values = values[np.isfinite(values)]
-    if values.min() > 0 and values.max() > LOG_RATIO * values.min():
+    if values.min() > 0 and values.max() > LOG_RATIO * values.min() and not frame.from_zero:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
+    if frame.from_zero and values.min() >= 0:
+        axes.set_ylim(0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: plain(y) + frame.unit))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=STEPS, integer=unit == "step"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: plain(x)))

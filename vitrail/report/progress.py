@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vitrail.report.charts import NARROW, WIDE, Frame, curves
-from vitrail.report.curves import MOST_POINTS, line, not_a_number, steps_per_epoch
+from vitrail.report.curves import MOST_POINTS, Line, line, not_a_number, steps_per_epoch
 from vitrail.report.folder import Run
 
 
@@ -27,6 +27,7 @@ class Chart:
     keys: tuple[Key, ...]
     unit: str = ""
     scale: float = 1.0
+    from_zero: bool = False
     size: tuple[int, int] = NARROW
     svg: str = ""
 
@@ -58,6 +59,7 @@ CHARTS = (
     Chart(
         title="Learning rate",
         keys=(Key(colour="train", label="", event="train", name="lr"),),
+        from_zero=True,
     ),
     Chart(
         title="Gradient norm",
@@ -66,40 +68,54 @@ CHARTS = (
     Chart(
         title="Images per second",
         keys=(Key(colour="train", label="", event="train", name="images_per_second"),),
+        from_zero=True,
     ),
     Chart(
         title="FLOP utilisation",
         keys=(Key(colour="train", label="", event="train", name="mfu"),),
         unit=" %",
         scale=100.0,
+        from_zero=True,
     ),
 )
 
 
 def charts(run: Run, against: str) -> list[Chart]:
     """The curves that the metrics allow, against `step` or `seconds`."""
-    events = {"train": run.train, "val": run.val}
     per_epoch = steps_per_epoch(run.train if run.train else run.val)
     drawn = []
-    for number, chart in enumerate(CHARTS):
+    for number, (chart, lines) in enumerate(drawable(run, against)):
+        judged = any(key.event == "val" for key in chart.keys)
         frame = Frame(
             title=chart.title,
             against=against,
             per_epoch=per_epoch if against == "step" else 0.0,
             unit=chart.unit,
-            mark=best_place(run, against) if chart.wide else float("nan"),
+            mark=best_place(run, against) if judged else float("nan"),
+            from_zero=chart.from_zero,
             size=chart.size,
         )
-        lines = [
-            line(events[key.event], key.name, against=against, colour=key.colour, scale=chart.scale)
+        drawn.append(replace(chart, svg=curves(f"{against}{number}", frame, lines)))
+    return drawn
+
+
+def drawable(run: Run, against: str) -> list[tuple[Chart, list[Line]]]:
+    """Charts with something to show, and its lines; four small ones are better two by two."""
+    events = {"train": run.train, "val": run.val}
+    found: list[tuple[Chart, list[Line]]] = []
+    for chart in CHARTS:
+        lines = {
+            key: line(
+                events[key.event], key.name, against=against, colour=key.colour, scale=chart.scale
+            )
             for key in chart.keys
-        ]
-        svg = curves(f"{against}{number}", frame, lines)
-        keys = tuple(
-            key for key, one in zip(chart.keys, lines, strict=True) if np.isfinite(one.y).any()
-        )
-        drawn.append(replace(chart, keys=keys, svg=svg))
-    return [chart for chart in drawn if chart.svg]
+        }
+        known = {key: one for key, one in lines.items() if np.isfinite(one.y).any()}
+        if known:
+            found.append((replace(chart, keys=tuple(known)), list(known.values())))
+    if sum(not chart.wide for chart, _ in found) == 4:
+        found = [(replace(chart, size=WIDE), lines) for chart, lines in found]
+    return found
 
 
 def best_place(run: Run, against: str) -> float:
