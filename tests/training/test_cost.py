@@ -1,6 +1,7 @@
 """The paper's rule, and a meter that adds up over sittings."""
 
 import json
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +10,11 @@ import torch
 
 from vitrail import create, save
 from vitrail.commands import train
+from vitrail.training import training
 from vitrail.training.cost import DAY, Meter, earlier, exaflops
 from vitrail.training.devices import Devices
 from vitrail.training.instruments import counted, energy, largest_size, peak_memory, reset_peak
+from vitrail.training.material import features_for
 from vitrail.weights.listing import COSTS
 
 GMACS = {
@@ -138,6 +141,22 @@ def test_a_frozen_run_counts_its_features(tmp_path):
     again = train("finetune/folder", settings, out=tmp_path / "again", device="cpu").info()
     assert again["cost"]["features_computed"] == 0  # they were kept
     assert again["cost"]["exaflops"] < 0.05 * forward
+
+
+def test_the_time_of_a_frozen_run_has_that_of_its_features(tmp_path, monkeypatch):
+    def slowly(*arguments):
+        time.sleep(1.0)
+        return features_for(*arguments)
+
+    monkeypatch.setattr(training, "features_for", slowly)
+    save(create("Ti/4", classes=10, size=8, depth=1), tmp_path / "begun.safetensors")
+    settings = [f"model.init={tmp_path / 'begun.safetensors'}", "train.freeze=true", "data.size=8"]
+    settings += ["data.source=digits", "data.crop=0", "train.steps=2", *SHORT[4:]]
+    run = train("finetune/folder", settings, out=tmp_path / "probe", device="cpu")
+    assert run.info()["seconds"] > 1.0 + run.events()[-1]["seconds"]
+    run.update(status="stopped")
+    before = run.info()["seconds"]
+    assert train(run.folder, resume=True, device="cpu").info()["seconds"] > 1.0 + before
 
 
 def test_the_peak_of_memory_is_that_since_it_was_reset():

@@ -163,7 +163,7 @@ def test_the_documented_snippet_runs_without_vitrail(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["x"], "expected a name that ends in .onnx"),
+        (["x"], "expected a name that ends in .onnx or .pt2"),
         (["x.pt2", "--format", "onnx"], "expected a name that ends in .onnx"),
         (["x.onnx", "--int8"], "calibrated on pictures"),
         (["x.pt2", "--int8", "--data", "y"], "--int8 is for --format onnx"),

@@ -109,6 +109,8 @@ def export(
     Without a `kind`, the name of the target tells.
     """
     target = Path(target)
+    if kind is None and target.suffix not in (".onnx", ".pt2"):
+        raise VitrailError(f"{target.name}: expected a name that ends in .onnx or .pt2")
     kind = kind or ("pt2" if target.suffix == ".pt2" else "onnx")
     wish = Wish(format=kind, preprocessing=preprocessing, int8=int8, dynamic_size=dynamic_size)
     if target.suffix != f".{kind}":

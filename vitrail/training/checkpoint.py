@@ -36,12 +36,19 @@ class Counters:
     step: int = 0
     """Updates done."""
     seconds: float = 0.0
-    """Time spent, over all sittings."""
+    """Time spent on updates and what is done between them, over all sittings."""
+    prepared: float = 0.0
+    """Seconds spent before them, as on the features of a frozen backbone."""
     best: dict[str, Any] | None = None
     """The best evaluation so far."""
     since_best: int = 0
     """Evaluations since then."""
     stopped_early: bool = False
+
+    @property
+    def spent(self) -> float:
+        """Seconds of the whole run so far."""
+        return self.prepared + self.seconds
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class Oversight:
             checkpoint.write(self.run.checkpoint, state, loop.counters)
             self.run.update(
                 step=loop.counters.step,
-                seconds=round(loop.counters.seconds, 1),
+                seconds=round(loop.counters.spent, 1),
                 best=loop.counters.best,
                 cost=cost,
             )

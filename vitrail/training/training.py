@@ -1,5 +1,6 @@
 """`train`: settings in, a run folder with a trained and honestly measured model out."""
 
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -136,7 +137,9 @@ class Training:
         """The loop, from the beginning or from the last checkpoint, to its end."""
         meter = cost.start(self.run, self.where, self.config, model)
         feed = features_for if self.config.train.freeze else images_for
+        began = time.perf_counter()
         material = feed(model, self.data, self.config, self.where)
+        prepared = time.perf_counter() - began
         meter = replace(meter, features=material.computed)
         learner = self.learner(material.trained)
         if self.config.train.objective == "masked":
@@ -144,11 +147,8 @@ class Training:
                 material, checkpoint.bare(learner.task), self.data, self.config, self.where
             )
         loop = self.loop(learner, length, material)
-        if self.run.checkpoint.exists():
-            state, loop.counters = checkpoint.read(self.run.checkpoint)
-            learner.restore(state)
-            self.run.say(f"resumed  at step {loop.counters.step}")
-        self.run.forget_after(loop.counters.step)
+        self.go_on(loop)
+        loop.counters.prepared += prepared
         keep = partial(self.keep, model, learner, material)
         with ExitStack() as stack:
             oversight = self.oversight(material, signals, stack)
@@ -164,6 +164,14 @@ class Training:
             with learner.averaged():
                 keep()
         return loop
+
+    def go_on(self, loop: Loop) -> None:
+        """Takes the loop to where the last checkpoint, if there is one, left it."""
+        if self.run.checkpoint.exists():
+            state, loop.counters = checkpoint.read(self.run.checkpoint)
+            loop.learner.restore(state)
+            self.run.say(f"resumed  at step {loop.counters.step}")
+        self.run.forget_after(loop.counters.step)
 
     def oversight(self, material: Material, signals: Signals, stack: ExitStack) -> Oversight:
         """What happens between updates."""
@@ -277,7 +285,7 @@ class Training:
         """What became of the run, and how good its model is on test."""
         counters = loop.counters
         facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
-        facts["seconds"] = round(counters.seconds, 1)
+        facts["seconds"] = round(counters.spent, 1)
         if signals.asked:
             message = f"stopped by {signals.asked} at step {counters.step}"
             self.run.update(status="stopped", message=message, **facts)
