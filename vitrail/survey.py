@@ -17,6 +17,7 @@ from vitrail.orders import Settings
 from vitrail.report import duplicates as duplicates_page
 from vitrail.settings import build, parse, put
 from vitrail.training.training import open_parts
+from vitrail.weights.files import replace_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
     result |= kept_of(data, wishes, result.get("duplicates"))
     if wishes.sheet:
         target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
-        contact_sheet(data.part("train")).save(target, quality=88)
+        drawn = contact_sheet(data.part("train"))
+        replace_with(target, lambda part: drawn.save(part, format="JPEG", quality=88))
         result["sheet"] = str(target)
     if wishes.split:
         result["split"] = {name: list(part.names) for name, part in data.parts.items()}

@@ -107,8 +107,36 @@ def test_links_are_followed_and_circles_end(tmp_path):
     (tmp_path / "photos" / "dog" / "self").symlink_to("self")
     (tmp_path / "photos" / "dog" / "2.png").symlink_to(tmp_path / "photos" / "dog" / "1.png")
     found = open_folder(tmp_path / "photos").train
-    assert {"cat/0.png", "dog/1.png", "dog/2.png"} <= set(found.names)
-    assert len(found.names) < 10
+    assert found.names == ["cat/0.png", "dog/1.png", "dog/2.png"]
+
+
+def test_no_link_gives_a_picture_two_labels(tmp_path):
+    for part in ("train", "test"):
+        write_classes(tmp_path / part, {"cat": 1, "dog": 1})
+    links = {"all": "..", "parts": "../..", "cats": "../cat"}
+    for name, place in links.items():
+        (tmp_path / "train" / "dog" / name).symlink_to(place)
+    assert open_folder(tmp_path).part("train").names == ["cat/0.png", "dog/0.png"]
+
+
+def test_what_training_wrote_is_no_class(tmp_path):
+    write_classes(tmp_path, {"cat": 1, "dog": 1, "runs/first": 1, "runs/first/inspection": 1})
+    for name in ("run.json", "config.toml"):
+        (tmp_path / "runs" / "first" / name).touch()
+    assert open_folder(tmp_path).labels == ("cat", "dog")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    write_classes(tmp_path, {"cat": 1, "dog": 1})
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    assert open_folder(tmp_path).train.names == ["cat/0.png", "dog/0.png"]
+
+
+def test_parts_have_other_names_too(tmp_path):
+    for part in ("Training", "dev", "testing"):
+        write_classes(tmp_path / part, {"cat": 1, "dog": 1})
+    assert list(open_folder(tmp_path).parts) == ["train", "val", "test"]
 
 
 def test_a_link_to_nothing_is_named_when_it_is_opened(tmp_path):

@@ -139,6 +139,13 @@ def test_a_palette_may_have_transparent_colours(tmp_path, transparency):
     assert shown == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [255, 255, 255]]
 
 
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pixels_of_an_unknown_range_are_refused(tmp_path, kind):
+    Image.fromarray(np.full((4, 4), 200, dtype=kind)).save(tmp_path / "deep.tif")
+    with pytest.raises(VitrailError, match=r"deep\.tif cannot be decoded: 32 bits a pixel"):
+        open_picture(tmp_path / "deep.tif")
+
+
 def test_sixteen_bits_and_a_transparent_grey_are_read(tmp_path):
     wide = Image.fromarray(np.array([[0, 257 * 100, 65535]], dtype=np.uint16))
     wide.save(tmp_path / "wide.png")

@@ -5,7 +5,7 @@ pictures by their names, are passed over.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,18 @@ SUFFIXES = frozenset(
 )
 """How the names of pictures end, in either case."""
 
-PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+PARTS = {
+    **{"train": "train", "training": "train"},
+    **{"val": "val", "valid": "val", "validation": "val", "dev": "val"},
+    **{"test": "test", "testing": "test"},
+}
 """What the folders above the classes may be called, in either case."""
+
+OF_A_RUN = frozenset(("run.json", "config.toml"))
+"""What a folder that training writes to holds: its pictures are not data."""
+
+Identity = tuple[int, int]
+"""What a folder is on the disk, whatever it is called."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,13 @@ def read_classes(folder: Path) -> FolderSource:
         raise VitrailError(
             f"{folder}/ has no sub-folders; expected one folder per class, e.g. {folder}/cat/1.jpg"
         )
-    found = {label: pictures_below(folder, name) for label, name in sorted(classes.items())}
+    tops = {name: identity(folder / name) for name in classes.values()}
+    above = {identity(one) for one in (folder.resolve(), *folder.resolve().parents)}
+    # A link from one class into another, or up to all of them, would give its pictures two labels.
+    found = {
+        label: pictures_below(folder, name, (above | {*tops.values()}) - {tops[name]})
+        for label, name in sorted(classes.items())
+    }
     labels = ordered(label for label, files in found.items() if files)
     check_classes(folder, labels)
     if empty := [label for label in found if not found[label]]:
@@ -132,22 +148,35 @@ def stable_names(files: list[str]) -> list[str]:
     return names if len(set(names)) == len(names) else files
 
 
-def pictures_below(root: Path, top: str) -> list[str]:
-    """Paths of all pictures in a sub-folder of the root, however deep, in order."""
+def pictures_below(root: Path, top: str, beyond: Set[Identity] = frozenset()) -> list[str]:
+    """Paths of all pictures in a sub-folder of the root, however deep, in order.
+
+    A link that leads back up, or to what lies `beyond`, is not followed.
+    """
     found: list[str] = []
-    todo: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
+    todo: list[tuple[str, Set[Identity]]] = [(top, beyond)]
     while todo:
         folder, above = todo.pop()
-        status = (root / folder).stat()
-        here = (status.st_dev, status.st_ino)
-        if here in above:  # a link that leads back up
+        here = identity(root / folder)
+        entries = entries_of(root / folder)
+        run = folder != top and {entry.name for entry in entries} >= OF_A_RUN
+        if run or here in above:
             continue
-        for entry in entries_of(root / folder):
+        for entry in entries:
             if is_folder(entry):
                 todo.append((f"{folder}/{entry.name}", above | {here}))
-            elif is_picture(entry.name):
+            elif is_picture(entry.name) and is_file(entry):
                 found.append(f"{folder}/{entry.name}")
     return sorted(found, key=stable)
+
+
+def identity(folder: Path) -> Identity:
+    """The same for a folder and for every link to it."""
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise FailureError(f"cannot read {folder} ({one_line(error)}); check its rights") from None
+    return status.st_dev, status.st_ino
 
 
 def sub_folders(folder: Path) -> list[str]:
@@ -178,6 +207,14 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
     """Links are followed; one that leads in a circle is no folder."""
     try:
         return entry.is_dir()
+    except OSError:
+        return False
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """No pipe, which would be waited for. A link to nothing is named when it is opened."""
+    try:
+        return entry.is_symlink() or entry.is_file()
     except OSError:
         return False
 

@@ -158,6 +158,8 @@ def orientation(image: Image.Image) -> int:
 
 def eight_bits(image: Image.Image) -> Image.Image:
     """Sixteen bits scaled down to eight; Pillow's own conversion would cut all above 255 off."""
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        raise ValueError("32 bits a pixel, and nothing says which is white; save it with 8 or 16")
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
