@@ -121,7 +121,7 @@ def test_weights_are_tested_on_what_their_run_held_out_wherever_they_are(run, ph
 
 
 def test_another_data_sets_figures_do_not_replace_the_runs_own(run, photos, tmp_path):
-    (tmp_path / "others").symlink_to(photos)
+    shutil.copytree(photos, tmp_path / "others")
     kept = run.evaluation("test")
     vitrail.evaluate(run.folder, tmp_path / "others", split="train", device="cpu")
     assert run.evaluation("test") == kept
@@ -134,6 +134,34 @@ def test_val_is_no_test_for_a_run_that_learnt_from_it(photos, tmp_path):
     assert run.info()["data"]["train"] == 10  # the subset is one of everything but test
     with pytest.raises(VitrailError, match="learnt from val as well"):
         vitrail.evaluate(run.folder, photos, split="val", device="cpu")
+    (tmp_path / "alias").symlink_to(photos)  # the same pictures by another name
+    with pytest.raises(VitrailError, match="learnt from val as well"):
+        vitrail.evaluate(run.folder, tmp_path / "alias", split="val", device="cpu")
+
+
+def test_weights_do_not_go_on_with_another_test_part(run, photos, tmp_path):
+    settings = SHORT | {"model.init": str(run.folder), "data.test": 0.4}
+    with pytest.raises(VitrailError, match=r"learnt from .* with data.test=0.1, not 0.4: test wou"):
+        vitrail.train(photos, settings, out=tmp_path / "other", device="cpu")
+
+
+def test_a_val_part_that_nothing_can_be_read_of_is_one_line(photos, tmp_path):
+    for part in ("train", "val"):
+        shutil.copytree(photos, tmp_path / "parts" / part)
+    for path in (tmp_path / "parts" / "val").rglob("*.jpg"):
+        path.write_bytes(b"no picture at all")
+    with pytest.raises(VitrailError, match="no picture of val can be decoded"):
+        vitrail.train(tmp_path / "parts", SHORT, out=tmp_path / "run", device="cpu")
+
+
+def test_a_result_that_cannot_be_kept_is_told_all_the_same(run, photos, monkeypatch, capsys):
+    def full(*arguments):
+        raise FailureError("cannot write test.json")
+
+    monkeypatch.setattr(Run, "write_evaluation", full)
+    result = vitrail.evaluate(run.folder, photos, device="cpu")
+    assert result["top1"] == run.evaluation("test")["top1"]
+    assert "the result is not kept: cannot write test.json" in capsys.readouterr().err
 
 
 def test_a_run_does_not_go_on_with_other_pictures(photos, tmp_path):
@@ -271,6 +299,12 @@ def test_no_progress_stops_early(photos, tmp_path):
     run = vitrail.train(photos, settings, out=tmp_path / "early", device="cpu")
     assert run.info()["step"] < 40
     assert "stopped early" in run.info()["message"]
+
+
+def test_a_run_that_did_all_its_steps_did_not_stop_early(photos, tmp_path):
+    settings = SHORT | {"train.patience": 1, "train.steps": 4, "optim.lr": 1e-9}
+    run = vitrail.train(photos, settings, out=tmp_path / "whole", device="cpu")
+    assert (run.info()["step"], run.info()["message"]) == (4, "")
 
 
 def test_a_loss_that_is_no_number_ends_with_advice(photos, tmp_path):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from vitrail.errors import FailureError, VitrailError
-from vitrail.runs import Run, create, find, is_run, name_of, read_lines, row, score
+from vitrail.runs import Run, create, find, held, is_run, name_of, read_lines, row, score
 from vitrail.settings import load
 
 
@@ -97,6 +97,29 @@ def test_what_a_killed_sitting_was_writing_goes(run):
     (run.folder / ".last.pt.1.part").write_text("half")
     create(run.folder, load(), {}, resume=True)
     assert not list(run.folder.glob(".*.part"))
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_is_in_nobodys_way(run):
+    run.update(status="failed", message="B/17 is not known")
+    run.event(event="train", step=1)
+    again = create(run.folder, load(), {}, resume=False)
+    assert again.info()["status"] == "running"
+    assert not again.events()
+    run.update(status="failed")
+    run.checkpoint.touch()
+    with pytest.raises(VitrailError, match="holds a failed run"):
+        create(run.folder, load(), {}, resume=False)
+
+
+def test_only_one_process_trains_in_a_folder(tmp_path):
+    with (
+        held(tmp_path / "run"),
+        pytest.raises(VitrailError, match=r"another process is training in .*run right now"),
+        held(tmp_path / "run"),
+    ):
+        pass
+    with held(tmp_path / "run"):
+        assert not list((tmp_path / "run").iterdir())
 
 
 def test_an_existing_run_is_described(run):

@@ -6,7 +6,8 @@ from typing import Any
 
 from vitrail import runs
 from vitrail.console import count_progress, duration, is_main, say
-from vitrail.errors import VitrailError, one_line
+from vitrail.data.opening import same_data
+from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import extract, kept_features
@@ -176,9 +177,12 @@ def evaluate(
         if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
             learnt = load_settings(run.folder / "config.toml").data.source
-            own = learnt == str(data) and not labels
+            own = same_data(learnt, data) and not labels
             other = f"{Path(str(data)).name}-{labels or split}"
-            run.write_evaluation(split if own else runs.name_of(other, ()), result)
+            try:
+                run.write_evaluation(split if own else runs.name_of(other, ()), result)
+            except FailureError as error:
+                say(f"the result is not kept: {error}")
     return result
 
 

@@ -129,8 +129,9 @@ class Train:
     epochs: float = 0.0
     """Length of the run in passes over the training images."""
     minutes: float = 0.0
-    """Length of the run as a time budget: the schedule follows the clock. Such a run can be
-    resumed, but not repeated to the bit."""
+    """Length of the run as a time budget: the schedule follows the clock, which starts when the
+    features of a frozen backbone are there. Such a run can be resumed, but not repeated to the
+    bit."""
     batch: int = 512
     """Images per update, over all processes and accumulated parts."""
     freeze: bool = False

@@ -13,12 +13,14 @@ report.html        all of the above on one page
 """
 
 import json
+import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -104,9 +106,39 @@ class Run:
         return read_json(self.folder / "evaluation" / f"{split}.json")
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps other processes from training in a folder until this one ends, however it ends."""
+    make_folder(folder)
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a disk without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise VitrailError(
+                    f"another process is training in {folder} right now; wait for it, or choose "
+                    "another folder with --out"
+                ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
 def create(folder: Path, config: Config, facts: Mapping[str, Any], resume: bool) -> Run:
-    """A new run folder, or the old one to go on with; nothing is ever overwritten."""
+    """A new run folder, or the old one to go on with.
+
+    Nothing is overwritten, but for a run that failed before there was anything to go on from.
+    """
     run = Run(folder)
+    if not resume and run.info().get("status") == "failed" and not run.checkpoint.exists():
+        for name in ("run.json", "metrics.jsonl", "log.txt"):
+            (folder / name).unlink(missing_ok=True)
     if (folder / "run.json").exists() and not resume:
         raise VitrailError(
             f"{folder} holds {described(run)}; resume it with --resume, or choose another folder "
@@ -127,15 +159,14 @@ def create(folder: Path, config: Config, facts: Mapping[str, Any], resume: bool)
 def refuse_other(folder: Path, config: Config) -> None:
     """A run goes on as it began; only how the machine is used may change."""
     began = load(folder / "config.toml")
-    differing = [
-        setting
-        for setting in changed(config, began)
-        if not setting.startswith(("system.", "sweep."))
-    ]
-    if differing:
+    then, now = (
+        ", ".join(one for one in differing if not one.startswith(("system.", "sweep.")))
+        for differing in (changed(began, config), changed(config, began))
+    )
+    if now:
         raise VitrailError(
-            f"{folder} was begun with other settings than {', '.join(differing)}; leave them out "
-            "to resume it, or choose another folder with --out"
+            f"{folder} was begun with {then}, not {now}; `vitrail train {folder} --resume` goes on "
+            "as it began, another --out begins anew"
         )
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitrail.data.loader import Batch
 from vitrail.errors import FailureError
 from vitrail.training.checkpoint import Learner
-from vitrail.training.devices import Devices
+from vitrail.training.devices import Devices, out_of_memory
 from vitrail.training.loop import DivergedError, Length, Loop
 from vitrail.training.schedule import Schedule
 
@@ -88,6 +88,12 @@ def test_out_of_memory_halves_what_is_done_at_once_and_repeats_the_update():
     plain, expected = trained(Squares())
     assert losses == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(run.learner.task.model.weight, plain.learner.task.model.weight)
+
+
+def test_a_processor_out_of_memory_is_known_by_what_it_says():
+    with pytest.raises(RuntimeError) as found:
+        torch.empty(1 << 60)
+    assert out_of_memory(found.value)
 
 
 def test_a_single_image_that_does_not_fit_is_one_line():

@@ -5,6 +5,12 @@ from vitrail.training import oversight
 from vitrail.training.oversight import Oversight
 
 
+def test_every_evaluation_that_was_asked_for_takes_place(tmp_path):
+    settings = {"train.steps": 49, "train.evaluations": 49, "train.batch": 8}
+    run = vitrail.train("digits/vit", settings, out=tmp_path / "run", device="cpu")
+    assert [one["step"] for one in run.events() if one["event"] == "val"] == [*range(1, 50)]
+
+
 def test_the_speed_is_that_of_learning_wherever_val_is_looked_at(tmp_path, monkeypatch):
     now = 0.0
 

@@ -19,6 +19,14 @@ from vitrail.data.store import is_store, open_store
 from vitrail.errors import VitrailError, did_you_mean, one_line
 
 
+def same_data(one: str | Path, other: str | Path) -> bool:
+    """Whether two names are those of one data set: the same words, or the same place."""
+    if str(one) == str(other):
+        return True
+    a, b = Path(one), Path(other)
+    return a.exists() and b.exists() and a.resolve() == b.resolve()
+
+
 def open_data(
     where: str | Path,
     *,

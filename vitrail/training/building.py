@@ -1,5 +1,6 @@
 """From settings to what a run works with: the model, its preprocessing, its length."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from vitrail import config
 from vitrail.config import Config
+from vitrail.data.opening import same_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
@@ -50,6 +52,19 @@ def build_model(settings: config.Model, data: config.Data, labels: tuple[str, ..
     return model.float()
 
 
+def refuse_other_parts(learnt: Mapping[str, Any], init: str, data: config.Data) -> None:
+    """Weights that learnt from these very data go on with the same test part, or they would be
+    tested on pictures that they learnt from."""
+    if not learnt or not same_data(learnt.get("source", ""), data.source):
+        return
+    for key in ("split", "test"):
+        if (then := learnt.get(key)) != (now := getattr(data, key)):
+            raise VitrailError(
+                f"model.init = {init} learnt from {data.source} with data.{key}={then}, not {now}: "
+                f"test would hold pictures that it learnt from; set data.{key}={then}"
+            )
+
+
 def chosen_options(settings: config.Model) -> dict[str, Any]:
     """The options that differ from the variant's own."""
     names = ("width", "depth", "heads", "mlp", "pool", "positions", "injection", "hidden")
@@ -61,6 +76,7 @@ def from_weights(settings: config.Model, data: config.Data, labels: tuple[str, .
     """Trained weights, at the size and with the classes of the data."""
     rates = {key: v for key in ("dropout", "drop_path") if (v := getattr(settings, key))}
     model = load(settings.init, size=data.size, **rates)
+    refuse_other_parts(model.learnt_from, settings.init, data)
     refuse_other_shape(model.architecture, settings, data)
     if not labels or model.head is None or model.labels != labels:
         model.replace_head(len(labels), settings.head_bias)

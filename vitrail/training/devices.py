@@ -267,4 +267,5 @@ def too_large(where: Devices) -> FailureError:
 
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether the device had too little memory."""
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in one_line(error)
+    said = ("out of memory", "can't allocate memory")  # a GPU, a CPU
+    return isinstance(error, torch.OutOfMemoryError) or any(x in one_line(error) for x in said)

@@ -75,6 +75,8 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
             workers=min(workers, len(val.targets) // batch),
         )
         reshard(model)
+        if not len(predictions.targets):
+            raise VitrailError("no picture of val can be decoded; `vitrail data` says why")
         hits = predictions.guesses == predictions.targets[:, None]
         return {
             "loss": float(predictions.loss.mean()),

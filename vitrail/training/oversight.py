@@ -90,7 +90,8 @@ class Oversight:
         if meeting:
             self.log(loop)
         pause = time.perf_counter()
-        evaluating = int(self.done * self.evaluations) > int(done_before * self.evaluations)
+        before, now = (int(x * self.evaluations + 1e-9) for x in (done_before, self.done))
+        evaluating = now > before
         if evaluating and self.validate is not None:
             self.evaluate(loop)
         stopping = self.stopping(loop, meeting)
@@ -174,7 +175,7 @@ class Oversight:
 
     def stopping(self, loop: Loop, meeting: bool) -> bool:
         """Whether to end before time: asked to, or no longer getting better."""
-        if self.patience and loop.counters.since_best >= self.patience:
+        if self.patience and loop.counters.since_best >= self.patience and self.done < 1:
             loop.counters.stopped_early = True
             return True
         if loop.devices.world == 1:

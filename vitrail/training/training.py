@@ -62,10 +62,11 @@ def train(
     `facts` go into run.json; without `test`, the test part is not touched (a sweep's trial).
     """
     system = config.system
-    with devices(device, system.precision, system.deterministic) as where:
+    with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
         data = open_parts(config)
         config = resolve(config, data)
         if where.main:
+            stack.enter_context(runs.held(out))
             runs.create(out, config, dict(facts or {}), resume)
         where.wait()
         run = Run(out, writes=where.main)
@@ -86,6 +87,11 @@ def open_parts(config: Config) -> Data:
     settings = config.data
     if not settings.source:
         raise VitrailError("no data: name a folder, shards or a catalogue name in data.source")
+    try:
+        settings.source.encode()
+    except UnicodeEncodeError:
+        told = ascii(settings.source)
+        raise VitrailError(f"data.source = {told} is no UTF-8; give it another name") from None
     everything = settings.train_on == "train+val"
     data = open_data(
         settings.source,
@@ -129,9 +135,8 @@ class Training:
         for line in lines(self.config, self.run.info() | told, self.run.folder):
             self.run.say(line)
         signals = Signals()
-        with signals.watched():
-            loop = self.fit(model, length, signals)
-            return self.conclude(loop, signals, test)
+        loop = self.fit(model, length, signals)
+        return self.conclude(loop, signals, test)
 
     def fit(self, model: Classifier, length: Length, signals: Signals) -> Loop:
         """The loop, from the beginning or from the last checkpoint, to its end."""
@@ -157,6 +162,8 @@ class Training:
             oversight.flops_per_image = self.flops(model)
             oversight.cost = meter.read
             if not loop.counters.stopped_early and oversight.done < 1:
+                # Before and after, nothing needs to be written first.
+                stack.enter_context(signals.watched())
                 loop.run(material.batches(loop.counters.step), oversight)
         self.run.name_broken(self.where.union(oversight.broken))
         self.run.update(cost=meter.read(loop.counters.step))
