@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 
 import vitrail
@@ -186,6 +186,22 @@ def test_broken_pictures_of_val_are_named_and_stay_named(photos, tmp_path):
     run.update(status="stopped")
     run = vitrail.train(photos, settings, out=tmp_path / "run", resume=True, device="cpu")
     assert [name for name, _ in run.info()["data"]["broken"]] == seen
+
+
+@pytest.mark.parametrize("below", ["", "all"])
+def test_masked_patches_need_no_classes(photos, tmp_path, capsys, below):
+    folder = tmp_path / "unlabelled" / below
+    folder.mkdir(parents=True)
+    for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
+        shutil.copy(path, folder / f"{number}.jpg")
+    settings = SHORT | {"train.objective": "masked", "train.steps": 2, "data.split": "hash"}
+    run = vitrail.train(tmp_path / "unlabelled", settings, out=tmp_path / "run", device="cpu")
+    assert run.info()["data"]["classes"] == 1
+    again = settings | {"model.init": str(run.folder)}
+    vitrail.train(tmp_path / "unlabelled", again, out=tmp_path / "more", device="cpu")
+    assert "train.freeze" not in capsys.readouterr().err  # a masked run has no head to train alone
+    with pytest.raises(VitrailError, match=r"has no sub-folders|one class only"):
+        vitrail.train(tmp_path / "unlabelled", SHORT, out=tmp_path / "not", device="cpu")
 
 
 @pytest.mark.parametrize("target", ["mean", "grid", "pixels"])
@@ -414,6 +430,20 @@ def test_what_comes_back_in_a_test_set_is_named_listed_and_left_out(tmp_path):
     store = open_data(tmp_path / "store", val=0.0, test=0.0)
     assert list(store.part("train").names) == kept
     assert "test of other" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_mirror_images_count_where_that_is_asked_for(tmp_path, mirrored):
+    for seed in range(4):
+        for folder, picture in (("a", scene(seed)), ("b", ImageOps.mirror(scene(seed)))):
+            place = tmp_path / folder / ("odd" if seed % 2 else "even")
+            place.mkdir(parents=True, exist_ok=True)
+            picture.save(place / f"{seed}.png")
+    wishes = Wishes(against=(str(tmp_path / "b"),), mirrored=mirrored)
+    found = look_at_data(tmp_path / "a", wishes, {"data.val": 0.0, "data.test": 0.0})
+    assert sum(len(one.pairs) for one in found["duplicates"].sections) == 4 * mirrored
+    with pytest.raises(VitrailError, match=r"--mirrored need --duplicates"):
+        look_at_data(tmp_path / "a", Wishes(mirrored=True))
 
 
 def test_a_store_trains_to_the_same_weights_as_its_folder(photos, tmp_path):

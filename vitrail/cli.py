@@ -106,6 +106,7 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 @click.option(
     "--against", metavar="DATA", multiple=True, help="Find what comes back there; repeatable."
 )
+@click.option("--mirrored", is_flag=True, help="A mirror image is a duplicate, too.")
 @click.option("--report", metavar="FILE", default="", help="Write a page about duplicates.")
 @click.option("--filtered", metavar="FILE", default="", help="List what of train does not leak.")
 @click.option("--sheet", is_flag=True, help="Write a sheet of pictures, NAME-sheet.jpg.")

@@ -29,6 +29,8 @@ class Wishes:
     duplicates: bool = False
     against: tuple[str, ...] = ()
     """Other DATA to look for duplicates in."""
+    mirrored: bool = False
+    """Whether a mirror image is a duplicate, too."""
     report: str = ""
     """Where a page about the duplicates goes."""
     filtered: str = ""
@@ -46,8 +48,11 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
     values: dict[str, Any] = {}
     for name, value in [("data.source", str(what)), *pairs]:
         put(values, name, value)
-    if (wishes.report or wishes.filtered) and not (wishes.duplicates or wishes.against):
-        raise VitrailError("--report and --filtered need --duplicates or --against DATA")
+    about_duplicates = wishes.report or wishes.filtered or wishes.mirrored
+    if about_duplicates and not (wishes.duplicates or wishes.against):
+        raise VitrailError(
+            "--report, --filtered and --mirrored need --duplicates or --against DATA"
+        )
     data = open_parts(build(values))
     result: dict[str, Any] = {}
     with count_progress(f"reading {data.name}") as advance:
@@ -60,6 +65,7 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
                 data,
                 against=[as_brought(other) for other in wishes.against],
                 inside=wishes.duplicates,
+                alike=duplicates.Alike(mirrored=wishes.mirrored),
                 workers=wishes.workers,
                 progress=advance,
             )

@@ -135,6 +135,7 @@ def test_what_is_neither_here_nor_to_be_had_is_one_line(place, name):
     message = str(caught.value)
     assert message.startswith(f"{name} is not in {place} and cannot be fetched (")
     assert f"as {name}/train/<class>/…" in message
+    assert f"{place / name} holds 2 folders, not those of its {CATALOGUE[name].classes} " in message
     assert "\n" not in message
 
 

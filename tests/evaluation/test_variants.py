@@ -185,6 +185,47 @@ def test_labels_that_cannot_be_meant_are_one_line(validation, tmp_path, text, er
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("form", ["folder", "one", "tar"])
+def test_the_validation_images_need_no_classes(validation, tmp_path, form):
+    files = {path.name: path.read_bytes() for path in validation.rglob("*.png")}
+    flat = tmp_path / "flat" / ("only" if form == "one" else "")
+    flat.mkdir(parents=True)
+    for name, content in files.items():
+        (flat / name).write_bytes(content)
+    data = tmp_path / "flat" if form != "tar" else write_tar(tmp_path / "val.tar", files)
+    result = judge(data, "real")
+    assert (result["n"], result["top1"], result["top5"]) == (5, 2 / 5, 4 / 5)
+
+
+def test_where_real_json_is_looked_for_is_told(validation, tmp_path, monkeypatch):
+    def offline(url):
+        raise FailureError("cannot reach it")
+
+    monkeypatch.setattr("vitrail.evaluation.real.fetch_file", offline)
+    (tmp_path / "real.json").unlink()
+    with pytest.raises(FailureError, match=r"no real.json in DATA, beside it or in \$VITRAIL_DATA"):
+        judge(validation, "real")
+
+
+def by_synonyms() -> tuple[str, ...]:
+    return tuple(f"{name}, another name" for name in categories())
+
+
+def by_numbers() -> tuple[str, ...]:
+    return tuple(f"n{number:08d}" for number in range(1000))
+
+
+@pytest.mark.parametrize("labels", [by_synonyms, by_numbers])
+def test_imagenets_classes_are_known_by_other_names_too(validation, labels):
+    model = Reader()
+    model.labels = labels()
+    assert judge(validation, "real", model)["top1"] == 2 / 5
+    assert model.labels == labels()  # nobody else's model is changed
+    model.labels = labels()[::-1]
+    with pytest.raises(VitrailError, match="unknown to the model"):
+        judge(validation, "real", model)
+
+
 def test_pictures_that_are_not_the_validation_images_are_told_apart(validation):
     spell(validation / "n00000001" / "cat.png", 3)
     with pytest.raises(VitrailError, match=r"'n00000001/cat.png' does not say which validation"):

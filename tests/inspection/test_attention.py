@@ -25,6 +25,15 @@ def picture(seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Tensor:
     return torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.parametrize("side", [33, 40, 64, 67, 96, 224])
+def test_the_stride_of_a_stage_is_known_whatever_the_size(side):
+    model, image = small("axial-resnet"), picture(size=(side, side))
+    layers = record(model, image).layers
+    assert [layer.pixels for layer in layers] == [4, 4, 4, 4, 8, 8, 16, 16]
+    last = torch.zeros(1, 1, -(-side // 32), -(-side // 32))  # of a stage with a second unit
+    assert recording.layer_grid(model, image, last)[1] == 32
+
+
 @pytest.mark.parametrize(
     ("grid", "patch", "pixels"), [((14, 14), 16, 116.5), ((7, 7), 32, 115.5), ((16, 16), 14, 116.6)]
 )

@@ -235,8 +235,24 @@ def open_named(name: str) -> Data:
                 f"{name} cannot be fetched for you; let VITRAIL_DATA name the folder that has "
                 f"{name}/, with class folders, train/ and val/ above them, or tar files in it"
             )
-        data = entry.fetch(name, folder)
+        try:
+            data = entry.fetch(name, folder)
+        except FailureError as error:
+            found = classes_in(folder / name)
+            if not found:
+                raise
+            told = (
+                f"{folder / name} holds {found} folders, not those of its {entry.classes} classes"
+            )
+            raise type(error)(f"{error}; {told}") from None
     return replace(entry.parts(data), name=name)
+
+
+def classes_in(folder: Path) -> int:
+    """How many class folders lie in a folder, or in its first part."""
+    if not folder.is_dir():
+        return 0
+    return len(sub_folders(folder / next(iter(parts_of(folder).values()), "")))
 
 
 def here(folder: Path, entry: Entry) -> Data | None:
@@ -246,8 +262,7 @@ def here(folder: Path, entry: Entry) -> Data | None:
         return None
     if is_store(folder):
         return open_store(folder)
-    parts = parts_of(folder)
-    classes = len(sub_folders(folder / next(iter(parts.values()), "")))
+    classes = classes_in(folder)
     if classes == entry.classes or (classes and entry.fetch is None):
         return open_folder(folder)
     return open_shards(str(folder)) if holds_shards(folder) else None

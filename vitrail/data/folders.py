@@ -33,6 +33,9 @@ PARTS = {
 }
 """What the folders above the classes may be called, in either case."""
 
+NO_CLASS = "pictures"
+"""What stands for the class of pictures that have none."""
+
 OF_A_RUN = frozenset(("run.json", "config.toml"))
 """What a folder that training writes to holds: its pictures are not data."""
 
@@ -59,15 +62,16 @@ class FolderSource:
         return open_picture(self.root / self.files[index])
 
 
-def open_folder(folder: Path) -> Data:
-    """A folder of class folders, or of parts that are such folders."""
+def open_folder(folder: Path, unlabelled: bool = False) -> Data:
+    """A folder of class folders, or of parts that are such folders; with `unlabelled`, pictures
+    of one class, or without any, will do."""
     name = folder.resolve().name
     parts = parts_of(folder)
     if not parts:
-        return Data(name=name, train=read_classes(folder))
-    sources = {part: read_classes(folder / place) for part, place in parts.items()}
+        return Data(name=name, train=read_classes(folder, unlabelled))
+    sources = {part: read_classes(folder / place, unlabelled) for part, place in parts.items()}
     first, *others = parts
-    for other in others:
+    for other in () if unlabelled else others:
         compare(folder / parts[first], sources[first], folder / parts[other], sources[other])
     return Data(name=name, **sources)
 
@@ -92,9 +96,11 @@ def parts_of(folder: Path) -> dict[str, str]:
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
 
 
-def read_classes(folder: Path) -> FolderSource:
+def read_classes(folder: Path, unlabelled: bool = False) -> FolderSource:
     """All pictures below a folder's class folders, in the order of their names."""
     classes = {stable(name): name for name in sub_folders(folder)}
+    if not classes and unlabelled:
+        classes = {NO_CLASS: "."}
     if not classes:
         raise VitrailError(
             f"{folder}/ has no sub-folders; expected one folder per class, e.g. {folder}/cat/1.jpg"
@@ -107,7 +113,7 @@ def read_classes(folder: Path) -> FolderSource:
         for label, name in sorted(classes.items())
     }
     labels = ordered(label for label, files in found.items() if files)
-    check_classes(folder, labels)
+    check_classes(folder, labels, unlabelled)
     if empty := [label for label in found if not found[label]]:
         say(f"{folder}/ has {len(empty)} class folders without pictures, left out: {listed(empty)}")
     files = [file for label in labels for file in found[label]]
@@ -116,13 +122,13 @@ def read_classes(folder: Path) -> FolderSource:
     return FolderSource(folder, labels, targets, stable_names(files), files)
 
 
-def check_classes(folder: Path, labels: tuple[str, ...]) -> None:
+def check_classes(folder: Path, labels: tuple[str, ...], unlabelled: bool) -> None:
     """Two classes at least, or there is nothing to tell apart."""
     if not labels:
         raise VitrailError(
             f"{folder}/ has no pictures in its sub-folders; expected e.g. {folder}/cat/1.jpg"
         )
-    if len(labels) == 1:
+    if len(labels) == 1 and not unlabelled:
         only = folder / labels[0]
         deeper = only.is_dir() and len(sub_folders(only)) > 1
         hint = f"did you mean {only}?" if deeper else "expected one folder per class, two or more"

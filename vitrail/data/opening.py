@@ -28,7 +28,7 @@ def same_data(one: str | Path, other: str | Path) -> bool:
 
 
 def open_data(
-    where: str | Path,
+    where: str | Path | Data,
     *,
     val: float = 0.1,
     test: float = 0.1,
@@ -43,7 +43,8 @@ def open_data(
     the pictures named in the file `only` stay, if there is one; then `subset` pictures of train are
     drawn by the `seed`. Zero takes nothing out, or keeps all.
     """
-    data = hold_out(as_brought(where), val=val, test=test, how=split)
+    brought = where if isinstance(where, Data) else as_brought(where)
+    data = hold_out(brought, val=val, test=test, how=split)
     if only:
         data = replace(data, train=named_in(Path(only), data.part("train")))
     if not subset:
@@ -51,8 +52,8 @@ def open_data(
     return replace(data, train=random_subset(data.part("train"), subset, seed))
 
 
-def as_brought(where: str | Path) -> Data:
-    """The data with the parts that it comes with."""
+def as_brought(where: str | Path, unlabelled: bool = False) -> Data:
+    """The data with the parts that it comes with; `unlabelled` pictures need no classes."""
     path = Path(where).expanduser()
     if where in catalogue.CATALOGUE:
         if path.exists():
@@ -61,12 +62,13 @@ def as_brought(where: str | Path) -> Data:
     if is_store(path):
         return open_store(path)
     if is_url(str(where)) or looks_like_shards(str(where)):
-        return open_shards(str(where) if is_url(str(where)) else str(path))
+        return open_shards(str(where) if is_url(str(where)) else str(path), unlabelled)
     if not path.is_dir():
         raise nothing_there(str(where))
     if holds_lists(path):
         return open_lists(path)
-    return open_shards(str(path)) if holds_shards(path) else open_folder(path)
+    opened = open_shards(str(path), unlabelled) if holds_shards(path) else None
+    return opened or open_folder(path, unlabelled)
 
 
 def named_in(path: Path, source: Source) -> Subset:

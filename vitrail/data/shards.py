@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitrail.console import say
 from vitrail.data import shard_index
-from vitrail.data.folders import PARTS
+from vitrail.data.folders import NO_CLASS, PARTS
 from vitrail.data.preprocessing import decode
 from vitrail.data.shard_files import Shard, fetched, is_url, on_file, path_of
 from vitrail.data.shard_index import CLASS_LISTS, Index
@@ -51,7 +51,7 @@ class ShardSource:
         return decode(BytesIO(data), f"{self.names[index]} in {shard.name}")
 
 
-def open_shards(pattern: str) -> Data:
+def open_shards(pattern: str, unlabelled: bool = False) -> Data:
     """The data in the tar files that a path, a pattern, an address or a folder stands for."""
     pattern = pattern if is_url(pattern) else str(Path(pattern))
     base, addresses = addresses_of(pattern)
@@ -61,7 +61,7 @@ def open_shards(pattern: str) -> Data:
             n = len(index.offsets)
             say(f"{address} is damaged after {n:,} pictures ({index.damage}); the rest is left out")
     parts = [part_in(address.removeprefix(base)) or "train" for address in addresses]
-    return Data(name=name_of(pattern), **interpret(addresses, indices, parts))
+    return Data(name=name_of(pattern), **interpret(addresses, indices, parts, unlabelled))
 
 
 # What lies in them.
@@ -98,7 +98,10 @@ def is_outdated(index: Index, path: Path) -> bool:
 
 
 def interpret(
-    addresses: Sequence[str], indices: Sequence[Index], parts: Sequence[str]
+    addresses: Sequence[str],
+    indices: Sequence[Index],
+    parts: Sequence[str],
+    unlabelled: bool = False,
 ) -> dict[str, ShardSource]:
     """The pictures of all shards, by part; `parts` says whose part the shards' names speak of."""
     labelled = any(any(index.told) for index in indices)
@@ -107,8 +110,10 @@ def interpret(
         for index, part in zip(indices, parts, strict=True)
         for member, told in zip(index.members, index.told, strict=True)
     ]
+    if unlabelled:
+        seen = [(part, label or NO_CLASS, name.lstrip("/")) for part, label, name in seen]
     used = {label for _, label, _ in seen} - {""}
-    check_labels(addresses, used)
+    check_labels(addresses, used, unlabelled)
     if missing := sum(not label for _, label, _ in seen):
         say(f"{missing:,} pictures without a label are left out")
     numbers, labels = numbered(used, addresses, indices) if labelled else by_name(used)
@@ -144,14 +149,14 @@ def place_of(member: str, told: str | None, part: str) -> tuple[str, str, str]:
     return next(above, part), label, member if told is not None else f"{label}/{file}"
 
 
-def check_labels(addresses: Sequence[str], used: set[str]) -> None:
+def check_labels(addresses: Sequence[str], used: set[str], unlabelled: bool) -> None:
     """Two classes at least."""
     if not used:
         raise VitrailError(
             f"{addresses[0]} says no classes; expected <key>.cls or <key>.json beside each "
             "<key>.jpg, or <class>/<name>.jpg"
         )
-    if len(used) == 1:
+    if len(used) == 1 and not unlabelled:
         raise VitrailError(f"{addresses[0]} has one class only, {listed([*used])}; two are needed")
 
 

@@ -24,13 +24,22 @@ IMAGES = 50_000
 def real(source: Source, folders: Sequence[Path]) -> Questions:
     """The validation images that have labels, with all of them; real.json in one of the folders,
     or fetched."""
+    numbers = [number_of(name) for name in source.names]
     path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
-    labels = read_labels(path or fetch_file(URL))
-    found = [labels[number_of(name) - 1] for name in source.names]
+    labels = read_labels(path or fetched())
+    found = [labels[number - 1] for number in numbers]
     kept = [index for index, right in enumerate(found) if right]
     if not kept:
         raise VitrailError(f"none of {len(found):,} pictures has a label in {path or URL}")
     return Questions(source, np.array(kept), [found[index] for index in kept])
+
+
+def fetched() -> Path:
+    """real.json, from where its authors keep it."""
+    try:
+        return fetch_file(URL)
+    except FailureError as error:
+        raise FailureError(f"no {FILE} in DATA, beside it or in $VITRAIL_DATA; {error}") from None
 
 
 def read_labels(path: Path) -> list[tuple[int, ...]]:

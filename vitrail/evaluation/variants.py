@@ -1,5 +1,7 @@
 """`vitrail evaluate --labels …`: a model of ImageNet's classes on other labels or pictures."""
 
+import copy
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,14 @@ from vitrail.data.opening import as_brought
 from vitrail.data.source import Data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation import classify
-from vitrail.evaluation.imagenet import CLASSES, Questions, asked
+from vitrail.evaluation.imagenet import CLASSES, Questions, asked, categories
 from vitrail.evaluation.matching import class_order
 from vitrail.evaluation.metrics import Predictions
 from vitrail.evaluation.objectnet import objectnet
 from vitrail.evaluation.real import real
 
+MOST_ALIKE = 0.8
+"""Of the classes, so many have the same name at the same place in any list of them."""
 VARIANTS = ("imagenet", "real", "objectnet", "objectnet-unmasked")
 
 
@@ -30,7 +34,7 @@ def evaluate(
     classes, and without a loss, which several right classes do not have."""
     source, of, split = ask(labels, data, split)
     result = classify.evaluate(
-        masked(model, source),
+        masked(as_imagenet(model), source),
         source,
         data=str(data),
         split=split,
@@ -50,7 +54,7 @@ def ask(labels: str, data: str | Path, split: str) -> tuple[Questions, int, str]
     place = Path(data).expanduser()
     if labels.startswith("objectnet") and (place / "images").is_dir():
         data = place / "images"
-    brought = as_brought(data)
+    brought = as_brought(data, unlabelled=labels == "real")
     split = to_test_on(brought, split)
     source = brought.part(split)
     folders = [place, place.parent, data_folder() / place.name, data_folder()]
@@ -73,6 +77,21 @@ def to_test_on(data: Data, split: str) -> str:
     if split == "test" and data.test is None and data.val is not None:
         return "val"
     return split
+
+
+def as_imagenet(model: nn.Module) -> nn.Module:
+    """A model that has ImageNet's classes in their order by other names: WordNet numbers, or all
+    the synonyms of a class."""
+    known = classify.known_labels(model)
+    numbers = [*known] == sorted(known) and all(re.fullmatch(r"n\d{8}", one) for one in known)
+    first = [one.split(",")[0].casefold() for one in known]
+    alike = sum(a == b.casefold() for a, b in zip(first, categories(), strict=False))
+    # Some classes are called otherwise by everyone who lists them; none is out of place.
+    if len(known) != CLASSES or not (numbers or alike > MOST_ALIKE * CLASSES):
+        return model
+    named: Any = copy.copy(classify.unwrapped(model))
+    named.labels = categories()
+    return named
 
 
 def leniently(predictions: Predictions, source: Questions) -> Predictions:

@@ -7,7 +7,6 @@ from that, some rows at a time, and thrown away.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import log2
 from typing import Any
 
 import torch
@@ -194,8 +193,9 @@ def layer_grid(model: Classifier, image: Tensor, x: Tensor) -> tuple[Grid, int]:
     if isinstance(model, ViT):
         return final_grid(model, size_of(image)), model.architecture.stride
     grid = (x.shape[-2], x.shape[-1])
-    # Sides round up, so that the ratio is a little less than the stride, which is a power of two.
-    return grid, 2 ** round(log2(image.shape[-2] / grid[0]))
+    # Sides round up, and the stride is a power of two.
+    strides = (2**power for power in range(6))
+    return grid, next(one for one in strides if -(-image.shape[-2] // one) == grid[0])
 
 
 def size_of(image: Tensor) -> tuple[int, int]:

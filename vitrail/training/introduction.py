@@ -82,6 +82,7 @@ def lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:
             f"hint     optim.warmup={config.optim.warmup} is as long as the whole run, which never "
             f"reaches its learning rate; optim.warmup={info['steps'] // 5} would suit it"
         )
-    if info["device"] == "cpu" and config.model.init and not train.freeze:
+    classifies = train.objective != "masked"
+    if info["device"] == "cpu" and config.model.init and classifies and not train.freeze:
         told.append("hint     no GPU here: train.freeze=true trains the head alone, in minutes")
     return told

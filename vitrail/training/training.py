@@ -16,7 +16,7 @@ from vitrail import runs
 from vitrail.config import Config
 from vitrail.console import TrainingBar, count_progress
 from vitrail.data.loader import Batch, derive
-from vitrail.data.opening import open_data
+from vitrail.data.opening import as_brought, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Joined, Source
 from vitrail.errors import VitrailError
@@ -94,7 +94,7 @@ def open_parts(config: Config) -> Data:
         raise VitrailError(f"data.source = {told} is no UTF-8; give it another name") from None
     everything = settings.train_on == "train+val"
     data = open_data(
-        settings.source,
+        as_brought(settings.source, unlabelled=config.train.objective == "masked"),
         # What is not held out at first is part of train, and of its subset.
         val=0.0 if everything else settings.val,
         test=settings.test,
