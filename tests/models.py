@@ -1,8 +1,10 @@
 """One small member of every family, and weights that make every part of it matter."""
 
+import re
 from typing import Any
 
 import torch
+from torch import nn
 
 import vitrail
 from vitrail import Classifier
@@ -46,7 +48,7 @@ def small(kind: str, size: int | tuple[int, int] = 64, classes: int = 7, **more:
     return noisy(vitrail.create(variant, classes=classes, size=size, **options | more))
 
 
-def noisy(model: Classifier) -> Classifier:
+def noisy(model: Any) -> Any:
     """Every parameter moved a little, so that a lost or swapped tensor changes the logits."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -56,4 +58,13 @@ def noisy(model: Classifier) -> Classifier:
                 buffer += 0.1 * torch.randn_like(buffer)
             if name.endswith("running_var"):
                 buffer *= 1 + torch.rand_like(buffer)
+    return model.eval()
+
+
+def attentive(model: nn.Module) -> nn.Module:
+    """Queries and keys so large that attention is not uniform: wrong heads change the logits."""
+    with torch.no_grad():
+        for name, parameter in noisy(model).named_parameters():
+            if re.search(r"(qkv|in_proj|query|key|[qk]_proj)(\.|_)weight$", name):
+                parameter.normal_(std=2 / parameter.shape[1] ** 0.5)
     return model.eval()

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import vitrail
 from vitrail import VitrailError
 from vitrail.vit_pytorch import ViT
 
@@ -51,16 +52,49 @@ def test_it_is_the_papers_block():
     assert not model.class_token.any()
 
 
-@pytest.mark.parametrize("wrong", [{"pool": "max"}, {"dim_head": 5}])
-def test_what_the_paper_does_not_have_is_one_line(wrong):
+TINY = {"image_size": 32, "patch_size": 16, "num_classes": 2, "dim": 12, "depth": 1, "heads": 2}
+
+
+@pytest.mark.parametrize(("options", "width"), [({}, 64), ({"dim_head": 5}, 5)])
+def test_a_head_is_as_wide_as_dim_head_says(options, width, tmp_path):
+    model = ViT(**TINY, mlp_dim=8, **options).eval()
+    attention = model.blocks[0].attention
+    assert attention.qkv.weight.shape == (3 * 2 * width, 12)
+    assert attention.out.weight.shape == (12, 2 * width)
+    images = torch.randn(2, 3, 32, 32)
+    assert model.attention(images)[0].shape == (2, 2, 5, 5)
+    torch.nn.init.normal_(model.head.weight)
+    vitrail.save(model, tmp_path / "model.safetensors")
+    vitrail.save(model, tmp_path / "model.npz", to="google")
+    for name in ("model.safetensors", "model.npz"):
+        assert torch.equal(vitrail.load(tmp_path / name)(images), model(images))
+    with pytest.raises(VitrailError, match="timm has no heads of width"):
+        vitrail.save(model, tmp_path / "timm.safetensors", to="timm")
+
+
+def test_patches_may_be_rectangles(tmp_path):
+    model = ViT(**TINY | {"image_size": (32, 48), "patch_size": (16, 8)}, mlp_dim=8).eval()
+    assert model.architecture.grid == (2, 6)
+    assert model.embedding.weight.shape == (12, 3, 16, 8)
+    images = torch.randn(2, 3, 32, 48)
+    torch.nn.init.normal_(model.head.weight)
+    vitrail.save(model, tmp_path / "model.safetensors")
+    assert torch.equal(vitrail.load(tmp_path / "model.safetensors")(images), model(images))
+    with pytest.raises(VitrailError, match="patches that are not square"):
+        vitrail.save(model, tmp_path / "model.npz", to="google")
+    assert ViT(**TINY | {"patch_size": (16, 16)}, mlp_dim=8).architecture.patch == 16
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pool": "max"},
+        {"dim_head": 0},
+        {"image_size": 40},
+        {"image_size": (32, 40)},
+        {"patch_size": (16, 12)},
+    ],
+)
+def test_what_cannot_be_built_is_one_line(wrong):
     with pytest.raises(VitrailError):
-        ViT(
-            image_size=32,
-            patch_size=16,
-            num_classes=2,
-            dim=12,
-            depth=1,
-            heads=2,
-            mlp_dim=8,
-            **wrong,
-        )
+        ViT(**TINY | wrong, mlp_dim=8)

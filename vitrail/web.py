@@ -22,7 +22,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from vitrail.console import Advance, byte_progress, say
+from vitrail.console import Advance, byte_progress, byte_size, log_progress, say
 from vitrail.errors import FailureError, VitrailError, one_line
 
 CHUNK = 1 << 20
@@ -294,9 +294,13 @@ def hashes_of(name: str, headers: Sequence[HTTPMessage]) -> dict[str, str]:
 def damage_of(path: Path, hashes: dict[str, str]) -> str:
     """Which hash of a file is not what it should be, and how; nothing if all are."""
     for algorithm, expected in hashes.items():
-        empty = hashlib.new(algorithm, usedforsecurity=False)
+        digest = hashlib.new(algorithm, usedforsecurity=False)
+        advance = log_progress(f"checking {path.name.removesuffix('.part')}", unit=byte_size)
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, empty.copy).hexdigest()
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                advance(len(chunk), path.stat().st_size)
+        found = digest.hexdigest()
         if not found.startswith(expected):
             return f"{algorithm} {found[:8]}…, expected {expected[:8]}…"
     return ""
@@ -313,8 +317,8 @@ def check_room(part: Part, total: int | None) -> None:
     free = shutil.disk_usage(part.path.parent).free
     if total is not None and total - part.size() > free:
         raise FailureError(
-            f"{part.target.name} needs {amount(total - part.size())} more and "
-            f"{short(part.path.parent)} has {amount(free)} left; free some space, or let "
+            f"{part.target.name} needs {byte_size(total - part.size())} more and "
+            f"{short(part.path.parent)} has {byte_size(free)} left; free some space, or let "
             "VITRAIL_CACHE name a folder on another disk"
         )
 
@@ -345,7 +349,7 @@ def unreachable(url: str, target: Path, error: URLError) -> FailureError:
 def broken(url: str, part: Part, error: Exception) -> FailureError:
     """The server answers, but the file never comes whole."""
     return FailureError(
-        f"{host_of(url)} broke off {part.target.name} after {amount(part.size())} "
+        f"{host_of(url)} broke off {part.target.name} after {byte_size(part.size())} "
         f"({reason_of(error)}); run again to go on from there, or download it elsewhere and give "
         "its path"
     )
@@ -366,11 +370,6 @@ def reason_of(error: BaseException) -> str:
 def host_of(url: str) -> str:
     """The server of an address, and its port where one is given."""
     return urlsplit(url).netloc
-
-
-def amount(size: int) -> str:
-    """A number of bytes as a person reads it."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def short(path: Path) -> str:

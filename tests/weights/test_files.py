@@ -146,6 +146,12 @@ def test_bfloat16_as_jax_writes_it_arrives_bit_for_bit(tmp_path: Path, order: st
     assert bits(tensor) == array.tobytes()
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "not a regular file" in failure(tmp_path / "model.safetensors")
+
+
 def test_booleans_scalars_and_empty_arrays_arrive(tmp_path: Path) -> None:
     arrays = {"mask": NUMBERS > 7, "step": np.array(3.5), "none": np.zeros((0, 4), np.float32)}
     np.savez(tmp_path / "model.npz", **arrays)

@@ -5,6 +5,10 @@ import torch
 from transformers import (
     BitConfig,
     BitForImageClassification,
+    DeiTConfig,
+    DeiTForImageClassification,
+    Dinov2Config,
+    Dinov2ForImageClassification,
     ViTConfig,
     ViTForImageClassification,
     ViTModel,
@@ -12,7 +16,7 @@ from transformers import (
 from transformers.utils import logging
 
 import vitrail
-from tests.models import noisy, small
+from tests.models import attentive, noisy, small
 
 logging.disable_progress_bar()
 
@@ -123,3 +127,64 @@ def test_bit_resnets_agree_both_ways(width, tmp_path):
     )
     assert not any(report.values()), report
     assert largest_difference(ours, back, 3, 64, 96) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"global_padding": "same"},
+        {"num_groups": 16},
+        {"hidden_act": "gelu"},
+        {"embedding_dynamic_padding": True},
+        {"output_stride": 16},
+    ],
+)
+def test_a_bit_that_computes_something_else_is_refused_by_the_name_of_its_field(field, tmp_path):
+    theirs = BitForImageClassification(
+        BitConfig(depths=[1, 1, 1, 1], hidden_sizes=[256, 512, 1024, 2048], num_labels=7, **field)
+    )
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(vitrail.VitrailError, match=next(iter(field))):
+        vitrail.load(tmp_path)
+
+
+def test_another_activation_of_the_pooler_is_refused_where_there_is_a_pooler(tmp_path):
+    ViTModel(ViTConfig(**TINY, pooler_act="gelu")).save_pretrained(tmp_path / "model")
+    with pytest.raises(vitrail.VitrailError, match="pooler_act"):
+        vitrail.load(tmp_path / "model")
+    theirs = classifier(pooler_act="gelu")
+    theirs.save_pretrained(tmp_path / "classifier")
+    assert largest_difference(vitrail.load(tmp_path / "classifier"), theirs, 3, 64, 64) < 1e-5
+
+
+def test_what_a_bare_file_leaves_open_is_said_and_can_be_set(tmp_path, capsys):
+    theirs = attentive(classifier(num_attention_heads=6, hidden_act="gelu_new"))
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    vitrail.load(path)
+    said = capsys.readouterr().err
+    assert "3 heads of 64" in said
+    assert "erf GELU" in said
+    ours = vitrail.load(path, heads=6, gelu="tanh")
+    assert largest_difference(ours, theirs, 3, 64, 64) < 1e-5
+    assert largest_difference(vitrail.load(tmp_path), theirs, 3, 64, 64) < 1e-5
+    assert capsys.readouterr().err == ""
+
+
+def test_other_families_are_refused_by_name_with_and_without_their_config(tmp_path):
+    tiny = {key: value for key, value in TINY.items() if key != "intermediate_size"}
+    models = {
+        "distilled DeiT": DeiTForImageClassification(DeiTConfig(**TINY)),
+        "(?i)dinov2": Dinov2ForImageClassification(Dinov2Config(**tiny)),
+    }
+    for family, model in models.items():
+        folder = tmp_path / family.strip("(?i)")
+        model.save_pretrained(folder)
+        for path in (folder, folder / "model.safetensors"):
+            with pytest.raises(vitrail.VitrailError, match=family) as refused:
+                vitrail.load(path)
+            assert "truncated" not in str(refused.value)
+    inner = tmp_path / "dinov2-model"
+    models["(?i)dinov2"].dinov2.save_pretrained(inner)
+    with pytest.raises(vitrail.VitrailError, match="Dinov2"):
+        vitrail.load(inner / "model.safetensors")

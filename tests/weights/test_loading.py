@@ -297,11 +297,31 @@ def test_real_weights_know_what_a_daisy_is(real_weights, flowers):
     assert names.count("daisy") >= 6
 
 
+def test_weights_carry_their_activation_and_older_ones_take_it_from_their_run(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    model = small("vit")
+    model.activation = "sigmoid"
+    vitrail.save(model, run / "model.safetensors")
+    assert vitrail.load(run / "model.safetensors").activation == "sigmoid"
+    assert vitrail.load(run / "model.safetensors", classes=3).activation == "softmax"
+    header = json.loads(files.read(run / "model.safetensors").metadata["vitrail"])
+    del header["activation"]
+    tensors = load_file(run / "model.safetensors")
+    save_file(tensors, run / "model.safetensors", {"vitrail": json.dumps(header)})
+    for text, expected in {"sigmoid": "sigmoid", "softmax": "softmax", '"': "softmax"}.items():
+        (run / "config.toml").write_text(f'[train]\nobjective = "{text}"\n')
+        assert vitrail.load(run).activation == expected
+    (run / "config.toml").unlink()
+    assert vitrail.load(run).activation == "softmax"
+
+
 def test_our_own_header_is_checked(tmp_path):
     vitrail.save(small("vit"), tmp_path / "m.safetensors")
     tensors = load_file(tmp_path / "m.safetensors")
     described = json.loads(files.read(tmp_path / "m.safetensors").metadata["vitrail"])
-    wrong = [described | change for change in ({"labels": 5}, {"labels": ["a"]})]
+    changes = ({"labels": 5}, {"labels": ["a"]}, {"activation": "relu"}, {"activation": []})
+    wrong = [described | change for change in changes]
     wrong += [described | {"preprocessing": value} for value in (5, {"size": 3})]
     for field, value in (("depth", None), ("family", ["vit"]), ("eps", "x"), ("backbone", "ab")):
         wrong.append(described | {"architecture": described["architecture"] | {field: value}})

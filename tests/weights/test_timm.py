@@ -14,7 +14,8 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
 
 import vitrail
-from tests.models import noisy, small
+from tests.models import attentive, noisy, small
+from vitrail.weights import files, loading
 from vitrail.weights.files import Contents
 from vitrail.weights.timm import exceptions, preprocessing
 
@@ -238,3 +239,154 @@ def test_timm_loads_a_converted_folder_as_it_is(kind, tmp_path):
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.allclose(theirs(images), ours(images), atol=1e-4)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """A model of timm as Vitrail describes it, from its shapes alone: as a bare file, or as a
+    folder whose config.json is given."""
+
+    def read(name: str, **config) -> loading.Checkpoint:
+        with torch.device("meta"):
+            tensors = dict(timm.create_model(name).state_dict())
+        contents = Contents(path=Path("model"), tensors=tensors, config=config)
+        monkeypatch.setattr(files, "read", lambda path: contents)
+        return loading.read(contents.path)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vit_giantopt_patch16_siglip_256", "vit_giantopt_patch16_siglip_gap_384"),
+        *("vit_so400m_patch14_siglip_224", "vit_so400m_patch16_siglip_gap_256"),
+        *("vit_large_patch16_siglip_384", "vit_large_patch16_siglip_512"),
+        *("vit_base_patch32_siglip_256", "vit_base_patch16_plus_240"),
+        *("vit_giant_patch14_224", "vit_gigantic_patch14_224", "test_vit"),
+        *("vit_little_patch16_reg1_gap_256", "vit_small_patch16_36x1_224"),
+    ],
+)
+def test_heads_and_gelu_follow_from_the_name_and_from_the_shape(name, read):
+    with torch.device("meta"):
+        block = timm.create_model(name).blocks[0]
+    tanh = "tanh" in str(block.mlp.act).lower()
+    for config in ({}, {"architecture": name}):
+        checkpoint = read(name, **config)
+        a = checkpoint.architecture
+        assert (a.heads, a.gelu) == (block.attn.num_heads, "tanh" if tanh else "erf")
+        assert bool(checkpoint.assumed) == (not config)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("test_vit", {"img_size": 32}), ("vit_base_patch16_gap_224", {"img_size": 32, "depth": 1})],
+)
+def test_a_folder_that_names_its_architecture_has_its_heads(name, options, tmp_path, capsys):
+    theirs = attentive(timm.create_model(name, num_classes=7, **options))
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": name}))
+    assert largest_difference(vitrail.load(tmp_path), theirs, 3, 32, 32) < 1e-4
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_bare_file_leaves_open_is_said_in_one_line_and_can_be_set(tmp_path, capsys):
+    theirs = attentive(VisionTransformer(**TINY | {"num_heads": 6}, act_layer="gelu_tanh"))
+    path = tmp_path / "model.safetensors"
+    save_file(theirs.state_dict(), path)
+    assert largest_difference(vitrail.load(path), theirs, 3, 64, 64) > 0.1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "3 heads of 64" in said
+    assert "erf GELU" in said
+    ours = vitrail.load(path, heads=6, gelu="tanh")
+    assert largest_difference(ours, theirs, 3, 64, 64) < 1e-5
+    assert "heads" not in capsys.readouterr().err
+    told = tmp_path / "told.safetensors"
+    vitrail.convert(path, told, to="vitrail", heads=6, gelu="tanh")
+    assert largest_difference(vitrail.load(told), theirs, 3, 64, 64) < 1e-5
+    assert vitrail.load(told, heads=6).architecture.heads == 6
+    with pytest.raises(vitrail.VitrailError, match="6"):
+        vitrail.load(told, heads=3)
+    with pytest.raises(vitrail.VitrailError, match="heads"):
+        vitrail.load(path, heads=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("vit_small_patch16_rope_224", "rotary"),
+        ("vit_small_patch16_rope_mixed_ape_224", "rotary"),
+        ("deit_tiny_distilled_patch16_224", "distilled DeiT"),
+        ("vit_giant_patch14_dinov2", "SwiGLU"),
+        ("vit_base_patch32_clip_224", "CLIP"),
+        ("beit_base_patch16_224", "BEiT"),
+        ("vit_so150m_patch16_reg4_gap_256", "so150m"),
+    ],
+)
+def test_another_family_is_refused_by_name(name, family, read):
+    for config in ({}, {"architecture": name}):
+        with pytest.raises(vitrail.VitrailError, match=family):
+            read(name, **config)
+
+
+def test_dinov2s_own_giant_is_refused_by_name(tmp_path):
+    theirs = VisionTransformer(**TINY)
+    renamed = {"mlp.fc1": "mlp.w12", "mlp.fc2": "mlp.w3"}
+    state = theirs.state_dict()
+    for ours, own in renamed.items():
+        state = {key.replace(ours, own): x for key, x in state.items()}
+    save_file(state, tmp_path / "dinov2.safetensors")
+    with pytest.raises(vitrail.VitrailError, match="SwiGLU"):
+        vitrail.load(tmp_path / "dinov2.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "refused", "said"),
+    [
+        ("resnetaa50", "resnetaa50", "resnetaa"),
+        ("resnetblur18", "resnetblur18", "resnetblur"),
+        ("vit_small_patch16_rope_ape_224", "rotary", "no rotary"),
+    ],
+)
+def test_a_lookalike_is_refused_by_name_or_what_is_assumed_is_said(name, refused, said, read):
+    with pytest.raises(vitrail.VitrailError, match=refused):
+        read(name, architecture=name)
+    assert said in read(name).assumed
+
+
+def test_a_config_is_obeyed_or_refused_by_the_name_of_its_field(tmp_path):
+    theirs = attentive(VisionTransformer(**TINY, act_layer="gelu_tanh", global_pool="avg"))
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+
+    def loaded(**arguments):
+        config = {"architecture": "vit_tiny_patch16_224", "model_args": arguments}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return vitrail.load(tmp_path)
+
+    told = {"act_layer": "gelu_tanh", "global_pool": "avg", "norm_layer": None}
+    assert largest_difference(loaded(**told), theirs, 3, 64, 64) < 1e-5
+    for wrong in (
+        {"act_layer": "quick_gelu"},
+        {"global_pool": "max"},
+        {"pool_include_prefix": True},
+        {"norm_layer": "rmsnorm"},
+    ):
+        with pytest.raises(vitrail.VitrailError, match=next(iter(wrong))):
+            loaded(**told | wrong)
+
+
+def test_attention_pooling_that_leaves_tokens_out_is_refused(tmp_path):
+    theirs = VisionTransformer(**TINY, reg_tokens=2, no_embed_class=True, global_pool="map")
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(vitrail.VitrailError, match="attention pooling"):
+        vitrail.load(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnetv2_50x1_bit"])
+def test_a_resnets_config_decides_how_images_are_prepared(name, read):
+    told = {"input_size": [3, 320, 320], "crop_pct": 0.95, "interpolation": "bicubic"}
+    colors = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}
+    pre = read(name, architecture=name, pretrained_cfg=told | colors).preprocessing
+    assert (pre.size, pre.short_side, pre.interpolation) == ((320, 320), 336, "bicubic")
+    assert (pre.mean, pre.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))

@@ -19,13 +19,23 @@ ALL = slice(None)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A), with relative positions where they are asked for."""
+    """Multi-head self-attention (appendix A), with relative positions where they are asked for.
 
-    def __init__(self, width: int, heads: int, relative: RelativePositions | None = None) -> None:
+    All heads together are as wide as the tokens, unless `inner` says otherwise.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        relative: RelativePositions | None = None,
+        inner: int | None = None,
+    ) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = dense(nn.Linear(width, width))
+        inner = inner or width
+        self.qkv = nn.Linear(width, 3 * inner)
+        self.out = dense(nn.Linear(inner, width))
         self.relative = relative
         xavier_stacked(self.qkv.weight, parts=3)
         nn.init.zeros_(self.qkv.bias)
@@ -39,8 +49,8 @@ class Attention(nn.Module):
     def split(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of every head, each (b, h, n, k)."""
         # "b n (three h k) -> three b h n k"; at batch 1, einops would cost a few per cent here.
-        b, n, d = x.shape
-        qkv = self.qkv(x).reshape(b, n, 3, self.heads, d // self.heads)
+        b, n, _ = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, self.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, v
 
@@ -58,8 +68,10 @@ class Attention(nn.Module):
 class AxialAttention(Attention):
     """Self-attention inside each row, or each column, of a grid of tokens (appendix D.6)."""
 
-    def __init__(self, width: int, heads: int, axis: Literal["row", "column"]) -> None:
-        super().__init__(width, heads)
+    def __init__(
+        self, width: int, heads: int, axis: Literal["row", "column"], inner: int | None = None
+    ) -> None:
+        super().__init__(width, heads, inner=inner)
         self.axis = axis
 
     def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b y x d"]:

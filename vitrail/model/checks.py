@@ -1,13 +1,18 @@
 """One check for every description of a model: a wrong value is one line that names it."""
 
+import math
 from dataclasses import fields
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitrail.errors import VitrailError
 
-MAY_BE_ZERO = {"classes", "registers", "hidden"}
+MAY_BE_ZERO = {"classes", "registers", "hidden", "head_width"}
 LARGEST_SIDE = 16_384
+# Far above every model there is; a file's header may name any number, and each is built in turn.
+LARGEST = {"depth": 1000, "units": 1000, "classes": 10_000_000}
+LARGEST_COUNT = 1_000_000
+MOST_STAGES = 16
 RATES = {"dropout", "embedding_dropout", "drop_path"}
 
 
@@ -33,14 +38,17 @@ def promised(name: str, hint: Any, value: Any) -> str:
     if get_origin(hint) is Literal:
         return "" if value in get_args(hint) else f"one of {', '.join(map(str, get_args(hint)))}"
     if hint is int:
-        least = 0 if name in MAY_BE_ZERO else 1
-        return "" if is_count(value) and value >= least else f"a whole number from {least} up"
-    if name == "size":
-        fits = are_counts(value, 2) and max(value) <= LARGEST_SIDE
+        least, most = 0 if name in MAY_BE_ZERO else 1, LARGEST.get(name, LARGEST_COUNT)
+        fits = is_count(value) and least <= value <= most
+        return "" if fits else f"a whole number from {least} to {most}"
+    if name in ("size", "patch"):
+        sides = (value, value) if name == "patch" and is_count(value) else value
+        fits = are_counts(sides, 2) and max(sides) <= LARGEST_SIDE
         return "" if fits else f"pixels, as 224 or (224, 320), up to {LARGEST_SIDE}"
     if name in ("units", "backbone"):
         whole = isinstance(value, tuple) and are_counts(value, len(value))
-        return "" if whole and (value or name == "backbone") else "the units of each stage"
+        few = whole and len(value) <= MOST_STAGES and max(value, default=0) <= LARGEST["units"]
+        return "" if few and (value or name == "backbone") else "the units of each stage"
     return promised_number(name, hint, value)
 
 
@@ -48,12 +56,12 @@ def promised_number(name: str, hint: Any, value: Any) -> str:
     """The same, for fields that are no counts."""
     if hint is bool:
         return "" if isinstance(value, bool) else "True or False"
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         return "a number"
     if name in RATES:
         return "" if 0 <= value <= 1 else "a rate between 0 and 1"
     if name in ("eps", "width"):
-        return "" if value > 0 else "a number above zero"
+        return "" if 0 < value <= LARGEST_COUNT else "a number above zero"
     return ""
 
 

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitrail.errors import VitrailError, did_you_mean
+
+Activation = Literal["softmax", "sigmoid"]
+"""How logits become probabilities: of one class out of all, or of each class by itself."""
 
 
 class Classifier(nn.Module):
@@ -31,6 +35,8 @@ class Classifier(nn.Module):
     """Names of the classes, where they are known."""
     preprocess: Callable[[Any], Float[Tensor, "c y x"]] | None = None
     """From a picture to the tensor this model was trained on; `vitrail.load` sets it."""
+    activation: Activation = "softmax"
+    """What it was trained with."""
     learnt_from: Mapping[str, Any] = MappingProxyType({})
     """The data it was trained on here, and how much of it was held out; empty where unknown."""
     activation_checkpointing: bool = False
@@ -125,7 +131,11 @@ class Classifier(nn.Module):
         self.architecture = replace(self.architecture, classes=classes, head_bias=bias)
         head = zero_head(self.feature_width, classes, bias)
         self.head = None if head is None else head.to(next(self.parameters()))
-        self.labels, self.learnt_from = (), {}
+        self.labels, self.learnt_from, self.activation = (), {}, "softmax"
+
+    def probabilities(self, logits: Float[Tensor, "*b classes"]) -> Float[Tensor, "*b classes"]:
+        """Of the classes; those of a sigmoid do not add up to one."""
+        return logits.softmax(-1) if self.activation == "softmax" else logits.sigmoid()
 
     @torch.inference_mode()
     def predict(self, image: Any, top: int = 5) -> list[tuple[str, float]]:
@@ -138,11 +148,28 @@ class Classifier(nn.Module):
             raise VitrailError(f"top = {top!r}: expected a whole number from 1 up")
         training = self.training
         pixels = self.preprocess(image)[None].to(next(self.parameters()))
-        probabilities = self.eval()(pixels).float().softmax(-1)[0]
+        probabilities = self.probabilities(self.eval()(pixels).float())[0]
         self.train(training)
         best = probabilities.topk(min(top, len(probabilities)))
         names = self.labels or tuple(f"class {i}" for i in range(len(probabilities)))
         return [(names[i], p) for p, i in zip(*(t.tolist() for t in best), strict=True)]
+
+
+def log_probabilities(
+    logits: Float[Tensor, "b classes"], activation: Activation
+) -> Float[Tensor, "b classes"]:
+    """The logarithms of the probabilities."""
+    return logits.log_softmax(-1) if activation == "softmax" else F.logsigmoid(logits)
+
+
+def losses(
+    logits: Float[Tensor, "b classes"], targets: Int[Tensor, " b"], activation: Activation
+) -> Float[Tensor, " b"]:
+    """The cross-entropy of each image, that of a sigmoid summed over the classes."""
+    truth = targets[:, None]
+    if activation == "softmax":
+        return -logits.log_softmax(-1).gather(1, truth)[:, 0]
+    return F.softplus(logits).sum(-1) - logits.gather(1, truth)[:, 0]
 
 
 def zero_head(features: int, classes: int, bias: float = 0.0) -> nn.Linear | None:

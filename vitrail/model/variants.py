@@ -29,8 +29,8 @@ FAMILIES: dict[str, tuple[type[Any], type[Classifier]]] = {
 }
 
 # width, depth, heads, MLP width. B, L, H: the paper's Table 1; Ti, S: AugReg; So400m, g, G: Zhai et
-# al. 2021 and Alabdulmohsin et al. 2023; b: B with every hidden width halved (Figure 4), that of a
-# head too, which is what tells it from S.
+# al. 2021 and Alabdulmohsin et al. 2023; gopt: SigLIP 2 (Tschannen et al. 2025); b: B with every
+# hidden width halved (Figure 4), that of a head too, which is what tells it from S.
 SIZES = {
     "Ti": (192, 12, 3, 768),
     "S": (384, 12, 6, 1536),
@@ -40,6 +40,7 @@ SIZES = {
     "H": (1280, 32, 16, 5120),
     "So400m": (1152, 27, 16, 4304),
     "g": (1408, 40, 16, 6144),
+    "gopt": (1536, 40, 16, 6144),
     "G": (1664, 48, 16, 8192),
 }
 
@@ -167,11 +168,12 @@ def name(architecture: Architecture) -> str:
 def vit_name(a: ViTArchitecture) -> str:
     """`B/16`, `R50+B/16` and so on; `ViT 8x1024/32` where the table has no such row."""
     shape = (a.width, a.depth, a.heads, a.mlp)
-    size = next((key for key, known in SIZES.items() if known == shape), None)
-    size = size or f"ViT {a.depth}x{a.width}"
+    named = (key for key, known in SIZES.items() if known == shape and a.inner == a.width)
+    size = next(named, f"ViT {a.depth}x{a.width}")
     if a.backbone is None:
-        return f"{'Axial-' if a.axial else ''}{size}/{a.patch}"
-    known = {row: key for key, row in BACKBONES.items()}
+        patch = a.patch if isinstance(a.patch, int) else f"{a.patch[0]}x{a.patch[1]}"
+        return f"{'Axial-' if a.axial else ''}{size}/{patch}"
+    known: dict[Any, tuple[str, int]] = {row: key for key, row in BACKBONES.items()}
     depth, pixels = known.get((a.backbone, a.patch), (f"R{list(a.backbone)}", a.stride))
     return f"{depth}+{size}/{pixels}"
 

@@ -37,11 +37,17 @@ def stride_of(backbone: tuple[int, ...] | None) -> int:
     return 1 if backbone is None else 4 * 2 ** max(len(backbone) - 1, 0)
 
 
-def grid_for(size: tuple[int, int], patch: int, backbone: tuple[int, ...] | None) -> Grid:
+def sides_of(patch: int | tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of one patch."""
+    return (patch, patch) if isinstance(patch, int) else patch
+
+
+def grid_for(
+    size: tuple[int, int], patch: int | tuple[int, int], backbone: tuple[int, ...] | None
+) -> Grid:
     """Rows and columns of patches: SAME padding rounds a ResNet's map up, patches round down."""
-    stride = stride_of(backbone)
-    rows, columns = (-(-side // stride) // patch for side in size)
-    return rows, columns
+    stride, (height, width) = stride_of(backbone), sides_of(patch)
+    return -(-size[0] // stride) // height, -(-size[1] // stride) // width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +58,9 @@ class ViTArchitecture:
     depth: int
     heads: int
     mlp: int
-    patch: int
-    """Side of a patch: in pixels, or in cells of the backbone's feature map."""
+    patch: int | tuple[int, int]
+    """Side of a patch: in pixels, or in cells of the backbone's feature map; rows and columns where
+    they differ."""
     size: tuple[int, int] = (224, 224)
     """Rows and columns of the images that the positions are stored for."""
     channels: int = 3
@@ -83,6 +90,8 @@ class ViTArchitecture:
     gelu: Literal["tanh", "erf"] = "tanh"
     eps: float = 1e-6
     """Epsilon of every LayerNorm."""
+    head_width: int = 0
+    """Width of one head; zero is the paper's width / heads."""
     dropout: float = 0.0
     embedding_dropout: float | None = None
     """Dropout after adding the positions, where it is not the same as everywhere else."""
@@ -91,6 +100,8 @@ class ViTArchitecture:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if len(set(sides_of(self.patch))) == 1:  # one spelling for a square
+            object.__setattr__(self, "patch", sides_of(self.patch)[0])
         for wrong, message in self.contradictions():
             if wrong:
                 raise VitrailError(message)
@@ -101,14 +112,21 @@ class ViTArchitecture:
         axial_positions = self.positions != "relative" and self.injection == "stem"
         slot = self.class_token and self.positions == "learned"
         height, width = self.size
+        sides = dict.fromkeys(side * stride_of(self.backbone) for side in sides_of(self.patch))
+        patch = "x".join(map(str, sides))
+        divided = self.head_width == 0 or self.pool == "attention"
         return [
             (
-                self.width % self.heads != 0,
+                divided and self.width % self.heads != 0,
                 f"width {self.width} is not a multiple of heads {self.heads}",
             ),
             (
                 min(self.grid) < 1,
-                f"images of {height}x{width} hold no patch of {self.stride} pixels",
+                f"images of {height}x{width} hold no patch of {patch} pixels",
+            ),
+            (
+                self.backbone is not None and not isinstance(self.patch, int),
+                f"hybrids need square patches, not {patch}",
             ),
             (
                 self.positions == "factorised" and self.width % 2 != 0,
@@ -136,8 +154,16 @@ class ViTArchitecture:
 
     @property
     def stride(self) -> int:
-        """Pixels between neighbouring tokens."""
-        return self.patch * stride_of(self.backbone)
+        """Pixels between neighbouring tokens, where they are as many in both directions."""
+        rows, columns = sides_of(self.patch)
+        if rows != columns:
+            raise VitrailError(f"this needs square patches; the model has {rows}x{columns}")
+        return rows * stride_of(self.backbone)
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_width or self.width
 
     @property
     def grid(self) -> Grid:
@@ -272,11 +298,10 @@ def blocks(a: ViTArchitecture) -> list[Block]:
 
     def block(layer: int, axis: Literal["row", "column"] | None) -> Block:
         if axis is not None:
-            attention = AxialAttention(a.width, a.heads, axis)
-        elif a.positions == "relative":
-            attention = Attention(a.width, a.heads, RelativePositions(tokens, a.width))
+            attention = AxialAttention(a.width, a.heads, axis, a.inner)
         else:
-            attention = Attention(a.width, a.heads)
+            relative = RelativePositions(tokens, a.inner) if a.positions == "relative" else None
+            attention = Attention(a.width, a.heads, relative, a.inner)
         return Block(
             attention,
             MLP(a.width, a.mlp, a.gelu, a.dropout),

@@ -14,6 +14,7 @@ from vitrail.weights.loading import (
     FORMATS,
     Checkpoint,
     FormatName,
+    Gelu,
     open_checkpoint,
     read,
     save,
@@ -83,9 +84,14 @@ def convert(
     *,
     to: FormatName,
     size: int | tuple[int, int] | None = None,
+    heads: int | None = None,
+    gelu: Gelu | None = None,
 ) -> Parity:
-    """Write `source` as a checkpoint of format `to`, read that back and compare the logits."""
-    checkpoint = open_checkpoint(source, size)
+    """Write `source` as a checkpoint of format `to`, read that back and compare the logits.
+
+    `heads` and `gelu` are for a source that does not say them.
+    """
+    checkpoint = open_checkpoint(source, size, heads=heads, gelu=gelu)
     architecture = checkpoint.architecture
     target = Path(target)
     if target.exists() and target.samefile(checkpoint.path):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -59,6 +59,10 @@ class Contents:
     """preprocessor_config.json, likewise."""
     size: tuple[int, int] | None = None
     """Rows and columns of the images it is for, where the reader knows them already."""
+    heads: int | None = None
+    """Number of heads, likewise."""
+    gelu: Literal["tanh", "erf"] | None = None
+    """Kind of GELU, likewise."""
 
 
 def read(path: Path) -> Contents:
@@ -116,6 +120,8 @@ def parse_json(where: Path | str, text: str | bytes) -> dict[str, Any]:
 
 def read_file(path: Path) -> Contents:
     """One file of weights in any container."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for, perhaps forever
+        raise VitrailError(f"{path} is not a regular file; expected weights")
     with path.open("rb") as file:
         start = file.read(16)
     if not start:
@@ -147,6 +153,10 @@ def parsing(what: Path | str, kind: str) -> Iterator[None]:
         yield
     except (VitrailError, OSError):
         raise
+    except KeyError as error:
+        raise VitrailError(
+            f"{what} is no {kind} of a known kind: it has no {one_line(error.args[0])}"
+        ) from None
     except Exception as error:
         raise VitrailError(
             f"{what} is no readable {kind} ({one_line(error)}); it may be truncated: fetch it again"
@@ -303,8 +313,13 @@ def write(contents: Contents, folder: bool = False) -> None:
         )
 
 
-def replace_with(path: Path, save: Callable[[Path], object]) -> None:
-    """Run `save` on a neighbour of `path`, then put that in its place."""
+def replace_with(
+    path: Path, save: Callable[[Path], object], *, previous: Path | None = None
+) -> None:
+    """Run `save` on a neighbour of `path`, then put that in its place.
+
+    The file that was there is kept as `previous`, where that is given.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -314,6 +329,8 @@ def replace_with(path: Path, save: Callable[[Path], object]) -> None:
         part.chmod(mode)
         with part.open("rb") as file:
             os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
+        if previous is not None and path.exists():
+            path.replace(previous)
         part.replace(path)
     except (OSError, SafetensorError) as error:
         raise FailureError(

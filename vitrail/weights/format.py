@@ -1,7 +1,7 @@
 """What a checkpoint format is: how to recognise it, what it says, and what it has no place for."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from vitrail.weights.layout import Entry
 
 Size = tuple[int, int]
 Tensors = dict[str, Tensor]
+Unstated = Literal["heads", "gelu", "pool", "rotary", "antialiasing"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,10 @@ class Format:
     """Every dialect of the family under one set of names."""
     describe: Callable[[Contents, Size | None], Architecture]
     """The architecture, read off the tensors; the size of rectangles must be told."""
+    stranger: Callable[[Contents], str] = lambda contents: ""
+    """Which other family a file belongs to whose names look like this one's; empty for our own."""
+    unstated: Callable[[Contents], Collection[Unstated]] = lambda contents: ()
+    """What neither the tensors nor the config say, and is assumed."""
     table: Callable[[Architecture], list[Entry]]
     """Our keys and theirs."""
     refusal: Callable[[Architecture], str]
@@ -59,7 +64,7 @@ class Format:
         return architecture
 
 
-WITH_SLOT, EITHER, WITHOUT_SLOT = (True,), (True, False), (False,)
+WITH_SLOT, EITHER, WITHOUT_SLOT = (1,), (1, 0), (0,)
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,9 @@ class Patches:
 
 
 def grid_of(
-    slots: int, choices: tuple[bool, ...], patches: Patches, told: Size | None, wish: Size | None
-) -> tuple[Size, bool]:
-    """Image size and whether the first slot is the class token's, from a table's length.
+    slots: int, choices: tuple[int, ...], patches: Patches, told: Size | None, wish: Size | None
+) -> tuple[Size, int]:
+    """Image size and how many leading slots are for other tokens, from a table's length.
 
     What the file itself has told decides. Otherwise images are taken to be square, as nearly all
     are. Only where that fails may the size that the user wishes for be the one the table was made
@@ -89,7 +94,7 @@ def grid_of(
             if slots == patches.count(told) + slot:
                 return told, slot
     for slot in choices:
-        side = math.isqrt(slots - slot)
+        side = math.isqrt(max(slots - slot, 0))
         if side * side == slots - slot:
             pixels = side * patches.side * stride_of(patches.backbone)
             return (pixels, pixels), slot
@@ -100,18 +105,17 @@ def grid_of(
     )
 
 
-def heads_of(width: int, depth: int, contents: Contents, key: str) -> int:
-    """Heads are not in the tensors of torch formats: from the config, else from the table."""
-    arguments = contents.config.get("model_args") or {}
-    told = arguments.get(key) or contents.config.get(key)
-    if told is None:
-        usual = 0 if width % 64 else width // 64
-        told = next((row[2] for row in SIZES.values() if row[:2] == (width, depth)), usual)
-    heads = int(told)
+def heads_of(contents: Contents, stated: Any, *, width: int, depth: int, mlp: int, key: str) -> int:
+    """Heads are not in the tensors of torch formats: from the user, the config, or the table."""
+    heads = contents.heads or stated
+    if heads is None:
+        known = {(row[0], row[1], row[3]): row[2] for row in reversed(SIZES.values())}
+        heads = known.get((width, depth, mlp), 0 if width % 64 else width // 64)
+    heads = int(heads)
     if heads < 1 or width % heads:
         raise VitrailError(
-            f"{contents.path}: cannot tell the number of heads of width {width}; "
-            f"put a config.json with {key} beside it"
+            f"{contents.path}: cannot tell the number of heads of width {width}; say heads=… "
+            f"(convert: --heads), or put a config.json with {key} beside it"
         )
     return heads
 
@@ -157,6 +161,7 @@ def refuse(owner: str, a: Architecture, lacks: Callable[[ViTArchitecture], dict[
         "axial attention": a.axial,
         f"{a.positions} positions": a.positions in ("factorised", "relative"),
         "positions at every layer": a.injection != "stem",
+        "patches that are not square": not isinstance(a.patch, int),
     }
     return "; ".join(f"{owner} has no {what}" for what, needed in reasons.items() if needed)
 
@@ -169,7 +174,12 @@ def beyond_the_class_token(a: ViTArchitecture) -> dict[str, bool]:
         "register tokens": a.registers > 0,
         f"{a.pool} pooling": a.pool != "class",
         "ViT without positions": a.positions == "none",
-    }
+    } | heads_of_another_width(a)
+
+
+def heads_of_another_width(a: ViTArchitecture) -> dict[str, bool]:
+    """What only Google's files show: that all heads together are not as wide as the tokens."""
+    return {f"heads of width {a.head_width}": a.inner != a.width}
 
 
 def with_every_position(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:

@@ -124,10 +124,12 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
         backbone = units_of(tensors, "block{0}/unit{1}/conv1/kernel", start=(1, 1))
         channels = tensors["conv_root/kernel"].shape[2]
     block = BLOCK.format(0)
+    _, heads, head_width = tensors[f"{block}MultiHeadDotProductAttention_1/query/kernel"].shape
     known: dict[str, Any] = {
         "width": width,
         "depth": count(tensors, BLOCK + "LayerNorm_0/scale"),
-        "heads": tensors[f"{block}MultiHeadDotProductAttention_1/query/kernel"].shape[1],
+        "heads": heads,
+        "head_width": 0 if heads * head_width == width else head_width,
         "mlp": tensors[f"{block}MlpBlock_3/Dense_0/kernel"].shape[1],
         "patch": patch,
         "channels": channels,
@@ -144,7 +146,7 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
     slots = tensors[POSITIONS].shape[1]
     choices = EITHER if "cls" in tensors else WITHOUT_SLOT
     size, slot = grid_of(slots, choices, Patches(patch, backbone), contents.size, size)
-    return ViTArchitecture(**known, class_slot=slot, size=size)
+    return ViTArchitecture(**known, class_slot=bool(slot), size=size)
 
 
 def describe_bit(tensors: Tensors, size: Size | None) -> ResNetArchitecture:

@@ -5,7 +5,7 @@ import re
 from typing import Any, Literal
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, one_line
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
 from vitrail.model.vit import ViTArchitecture
@@ -16,6 +16,7 @@ from vitrail.weights.format import (
     Patches,
     Size,
     Tensors,
+    Unstated,
     beyond_the_class_token,
     count,
     grid_of,
@@ -44,13 +45,44 @@ MEMORY_NAMES = (
 )
 
 
+PATCHES = "embeddings.patch_embeddings.projection.weight"
+
+# What BitConfig may change without a trace in the tensors, and what it has to be.
+BIT = {
+    "layer_type": "preactivation",
+    "hidden_act": "relu",
+    "global_padding": None,
+    "num_groups": 32,
+    "embedding_dynamic_padding": False,
+    "output_stride": 32,
+}
+
+
 def recognise(contents: Contents) -> bool:
-    """A ViT's embeddings, or a BiT's embedder."""
+    """A ViT's embeddings, of whatever family, or a BiT's embedder."""
     keys = normalise(contents.tensors)
-    return (
-        "embeddings.patch_embeddings.projection.weight" in keys
-        or "embedder.convolution.weight" in keys
-    )
+    return any(key.endswith(PATCHES) for key in keys) or "embedder.convolution.weight" in keys
+
+
+def stranger(contents: Contents) -> str:
+    """Other models of transformers with a ViT's embeddings."""
+    keys = normalise(contents.tensors)
+    prefix = next((key.removesuffix(PATCHES) for key in keys if key.endswith(PATCHES)), "")
+    kind = str(contents.config.get("model_type") or prefix.strip("."))
+    if any(key.endswith("embeddings.distillation_token") for key in keys):
+        return "a distilled DeiT, with a second class token and a second head"
+    if kind not in ("vit", "deit", "bit", ""):
+        return f"transformers' '{one_line(kind)}'; of its models, vit and bit are known"
+    if any(key.endswith(".layer_scale1.lambda1") for key in keys):
+        return "transformers' Dinov2; DINOv2's own files and timm's are known"
+    return ""
+
+
+def unstated(contents: Contents) -> list[Unstated]:
+    """What a file without config.json leaves open."""
+    vit = PATCHES in normalise(contents.tensors) and not contents.config.get("model_type")
+    wanted: dict[Unstated, str] = {"heads": "num_attention_heads", "gelu": "hidden_act"}
+    return [what for what, key in wanted.items() if vit and key not in contents.config]
 
 
 def normalise(tensors: Tensors) -> Tensors:
@@ -67,33 +99,55 @@ def normalise(tensors: Tensors) -> Tensors:
 def describe(contents: Contents, size: Size | None) -> Architecture:
     """The architecture, with what config.json says of GELU and epsilon."""
     tensors, config = contents.tensors, contents.config
-    kind = config.get("model_type", "vit")
-    if kind not in ("vit", "deit", "bit"):
-        raise VitrailError(f"{contents.path} is transformers' '{kind}'; only vit and bit are known")
     if "embedder.convolution.weight" in tensors:
-        if config.get("layer_type", "preactivation") != "preactivation":
-            raise VitrailError(f"{contents.path}: only BiT's own pre-activation ResNet is known")
+        refuse_fields(contents, BIT)
         units = units_of(tensors, "encoder.stages.{0}.layers.{1}.conv1.weight")
         head = tensors.get("classifier.1.weight")
+        size = size or prepared_size(contents)
         return resnet_of(tensors["embedder.convolution.weight"], units, head, size)
-    width, channels, patch, _ = tensors["embeddings.patch_embeddings.projection.weight"].shape
-    depth = count(tensors, "encoder.layer.{0}.layernorm_before.weight")
+    refuse_fields(contents, {"pooler_act": "tanh"} if "pooler.dense.weight" in tensors else {})
+    width, channels, patch, _ = tensors[PATCHES].shape
+    shape = {
+        "width": width,
+        "depth": count(tensors, "encoder.layer.{0}.layernorm_before.weight"),
+        "mlp": tensors["encoder.layer.0.intermediate.dense.weight"].shape[0],
+    }
+    # A config.json without the number of heads means ViTConfig's own.
+    stated = config.get("num_attention_heads", 12 if "model_type" in config else None)
     told = config.get("image_size")
     told = (told, told) if isinstance(told, int) else told and tuple(told)
     slots = tensors["embeddings.position_embeddings"].shape[1]
     size, slot = grid_of(slots, WITH_SLOT, Patches(patch), contents.size or told, size)
     return ViTArchitecture(
-        width=width,
-        depth=depth,
-        heads=heads_of(width, depth, contents, "num_attention_heads"),
-        mlp=tensors["encoder.layer.0.intermediate.dense.weight"].shape[0],
+        **shape,
+        heads=heads_of(contents, stated, **shape, key="num_attention_heads"),
         patch=patch,
         channels=channels,
         size=size,
-        class_slot=slot,
+        class_slot=bool(slot),
         classes=tensors["classifier.weight"].shape[0] if "classifier.weight" in tensors else 0,
         hidden=tensors["pooler.dense.weight"].shape[0] if "pooler.dense.weight" in tensors else 0,
     )
+
+
+def refuse_fields(contents: Contents, known: dict[str, Any]) -> None:
+    """Stop at a field of config.json that asks for another model than there is here."""
+    for field, only in known.items():
+        value = contents.config.get(field, only)
+        if value != only:
+            raise VitrailError(
+                f"{contents.path}: {field} = {one_line(value)} in config.json is not supported; "
+                f"only {only} is"
+            )
+
+
+def prepared_size(contents: Contents) -> Size | None:
+    """Rows and columns that preprocessor_config.json leaves of an image."""
+    told = contents.preprocessor
+    size = told.get("crop_size") if told.get("do_center_crop") else told.get("size")
+    if isinstance(size, dict):
+        size = (size["height"], size["width"]) if "height" in size else None
+    return (size, size) if isinstance(size, int) else size
 
 
 def table(a: Architecture) -> list[Entry]:
@@ -178,7 +232,8 @@ def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
     filtered = FILTERS.get(told.get("resample", 2))
     whole = {"height": a.size[0], "width": a.size[1]}
     scaled = math.isclose(told.get("rescale_factor", 1 / 255), 1 / 255, rel_tol=1e-3)
-    if not steps or not scaled or filtered is None or crop not in (whole, a.size[0]):
+    other = any(told.get(step) for step in ("crop_pct", "do_pad", "do_flip_channel_order"))
+    if not steps or other or not scaled or filtered is None or crop not in (whole, a.size[0]):
         return None
     return Preprocessing(
         size=a.size,
@@ -279,6 +334,8 @@ HUGGINGFACE = Format(
     suffix="",
     recognise=recognise,
     normalise=normalise,
+    stranger=stranger,
+    unstated=unstated,
     describe=describe,
     table=table,
     refusal=refusal,

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -12,17 +12,19 @@ import torch
 from torch import Tensor
 from torchvision.models import ResNet50_Weights
 
+from vitrail.console import say
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.model import Architecture, Classifier, build
+from vitrail.model import Architecture, Classifier, build, describe
 from vitrail.model.checks import as_size
+from vitrail.model.classifier import Activation
 from vitrail.model.positions import Interpolation, resize_grid, resize_line
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights import files, native
 from vitrail.weights.download import fetch
 from vitrail.weights.files import Contents
-from vitrail.weights.format import Format, Size, Tensors
+from vitrail.weights.format import Format, Size, Tensors, Unstated
 from vitrail.weights.google import GOOGLE
 from vitrail.weights.huggingface import HUGGINGFACE
 from vitrail.weights.layout import Entry, match, to_ours, to_theirs
@@ -33,6 +35,7 @@ from vitrail.weights.torchvision import TORCHVISION
 FORMATS = {known.name: known for known in (GOOGLE, TIMM, HUGGINGFACE, TORCHVISION)}
 POSITIONS = r"^positions\.\d+\.(table|rows|columns)$|\.relative\.table$|\.offsets$"
 CONTAINERS = {".npz", ".safetensors", ".pt", ".pth", ".bin"}
+Gelu = Literal["tanh", "erf"]
 FormatName = Literal["google", "timm", "huggingface", "torchvision", "vitrail"]
 
 
@@ -78,6 +81,9 @@ class Checkpoint:
     tensors: Tensors
     labels: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
+    activation: Activation = "softmax"
+    assumed: str = ""
+    """One line about what the file leaves open, and how it was read."""
     learnt_from: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -93,9 +99,11 @@ def load(
 
     Another number of `classes` puts a zero head in place of the old one; another `size` (a side, or
     rows and columns) interpolates the positions, by the method of the checkpoint's family or the
-    one named. `options` change no tensor: dropout, embedding_dropout, drop_path, gelu, eps.
+    one named. `heads` and `gelu` are for files that do not say them. `options` change no tensor:
+    dropout, embedding_dropout, drop_path, gelu, eps.
     """
-    checkpoint = open_checkpoint(source, size, interpolation)
+    stated = {"heads": options.pop("heads", None), "gelu": options.get("gelu")}
+    checkpoint = open_checkpoint(source, size, interpolation, **stated)
     if options:
         checkpoint = replace(
             checkpoint, architecture=with_options(checkpoint.architecture, options)
@@ -110,13 +118,20 @@ def open_checkpoint(
     source: str | Path,
     size: int | Size | None = None,
     interpolation: Interpolation | None = None,
+    *,
+    heads: int | None = None,
+    gelu: Gelu | None = None,
 ) -> Checkpoint:
-    """A MODEL in our terms, its positions for images of `size`."""
+    """A MODEL in our terms, its positions for images of `size`; what it leaves open is assumed, in
+    one line to stderr."""
     path, published = resolve(source)
-    if size is None and published is not None:
-        size = published.size
+    if published is not None:
+        size = published.size if size is None else size
+        heads = heads or getattr(describe(published.variant, **published.options), "heads", None)
     size = None if size is None else as_size(size)
-    checkpoint = read(path, size)
+    checkpoint = read(path, size, heads=heads, gelu=gelu)
+    if checkpoint.assumed:
+        say(checkpoint.assumed)
     if published is not None and checkpoint.preprocessing is not None:
         checkpoint = replace(
             checkpoint, preprocessing=published_preprocessing(checkpoint, published)
@@ -136,7 +151,7 @@ def to_model(checkpoint: Checkpoint) -> Classifier:
     model.load_state_dict(tensors, assign=True)
     model.origin = checkpoint.format
     model.labels, model.learnt_from = checkpoint.labels, checkpoint.learnt_from
-    model.preprocess = checkpoint.preprocessing
+    model.preprocess, model.activation = checkpoint.preprocessing, checkpoint.activation
     return model.eval()
 
 
@@ -175,15 +190,23 @@ def resolve(source: str | Path) -> tuple[Path, Published | None]:
     raise VitrailError(f"'{source}' is neither a file nor a published name{hint}")
 
 
-def read(path: Path, wish: Size | None = None, known_size: Size | None = None) -> Checkpoint:
+def read(
+    path: Path,
+    wish: Size | None = None,
+    known_size: Size | None = None,
+    *,
+    heads: int | None = None,
+    gelu: Gelu | None = None,
+) -> Checkpoint:
     """Recognise a checkpoint and put it into our terms.
 
-    `wish` is the size the user wants, `known_size` that of the images the file is for, where the
-    caller knows it.
+    `wish` is the size the user wants; `known_size` that of the images the file is for, `heads` and
+    `gelu` what it cannot say itself, where the caller knows them.
     """
-    contents = replace(files.read(path), size=known_size)
+    contents = replace(files.read(path), size=known_size, heads=heads, gelu=gelu)
     if native.recognise(contents):
         told = native.describe(contents)
+        refuse_other_heads(contents, told.architecture)
         check(path, contents.tensors, shapes(told.architecture))
         return Checkpoint(path=path, format="vitrail", tensors=contents.tensors, **told._asdict())
     for known in FORMATS.values():
@@ -200,13 +223,17 @@ def translate(known: Format, contents: Contents, wish: Size | None) -> Checkpoin
     """Their tensors under our names, with the architecture they imply."""
     # Tensors and config.json may hold anything: whatever they upset is one line about this file.
     with files.parsing(contents.path, f"{known.name} checkpoint"):
+        if family := known.stranger(contents):
+            raise VitrailError(f"{contents.path} is {family}, which Vitrail does not have")
+        unstated = known.unstated(contents)
         contents = replace(contents, tensors=known.normalise(contents.tensors))
         architecture = known.describe(contents, wish)
+        refuse_other_heads(contents, architecture)
         if isinstance(architecture, ViTArchitecture):
             told: dict[str, Any] = {"interpolation": known.interpolation}
-            architecture = replace(
-                known.numerics(architecture), **told | known.exceptions(contents)
-            )
+            told |= known.exceptions(contents)
+            told |= {"gelu": contents.gelu} if contents.gelu else {}
+            architecture = replace(known.numerics(architecture), **told)
         labels = known.labels(contents)
         preprocessing = known.preprocessing(contents, architecture)
     wanted = shapes(architecture)
@@ -222,7 +249,39 @@ def translate(known: Format, contents: Contents, wish: Size | None) -> Checkpoin
         tensors=to_ours(matched, contents.tensors),
         labels=labels if len(labels) == architecture.classes else (),
         preprocessing=preprocessing,
+        assumed=assumption(contents, architecture, unstated),
     )
+
+
+def refuse_other_heads(contents: Contents, architecture: Architecture) -> None:
+    """Stop where the user names another number of heads than the file itself has."""
+    heads = getattr(architecture, "heads", None)
+    if contents.heads not in (None, heads):
+        has = f"says it has {heads}" if heads else f"is a {name(architecture)}, which has none"
+        raise VitrailError(f"{contents.path} {has}; heads = {contents.heads} cannot be")
+
+
+def assumption(contents: Contents, a: Architecture, unstated: Collection[Unstated]) -> str:
+    """One line about what a file leaves open and how it is read; empty where it says everything."""
+    heads, width = getattr(a, "heads", 1), getattr(a, "width", 1)
+    words: dict[Unstated, str] = {
+        "heads": "" if contents.heads else f"{heads} heads of {width // heads}",
+        "gelu": "" if contents.gelu else f"the {getattr(a, 'gelu', '')} GELU",
+        "pool": f"{'class-token' if getattr(a, 'pool', '') == 'class' else 'mean'} pooling",
+        "rotary": "no rotary positions, as DeiT-III and unlike timm's rope models",
+        "antialiasing": f"torchvision's {name(a)}, not timm's resnetaa or resnetblur",
+    }
+    assumed = {what: words[what] for what in unstated if words[what]}
+    if not assumed:
+        return ""
+    line = (
+        f"{contents.path} does not fully describe its model: assuming {', '.join(assumed.values())}"
+    )
+    options = [what for what in ("heads", "gelu") if what in assumed]
+    if not options:
+        return line
+    flags = ", ".join(f"--{option}" for option in options)
+    return f"{line}; {'=…, '.join(options)}=… (convert: {flags}) would change that"
 
 
 def place(known: Format, architecture: Architecture, tensors: Tensors) -> list[Entry]:
@@ -316,7 +375,8 @@ def contents(model: Classifier, path: Path, to: FormatName) -> Contents:
         preprocessor=preprocessor,
     )
     if path.suffix in CONTAINERS - {".safetensors"} and not path.is_dir():
-        refuse_unreadable(target, found, architecture)
+        kept = model.origin == target.name
+        refuse_unreadable(target, found, architecture if kept else target.numerics(architecture))
     return found
 
 
@@ -324,7 +384,9 @@ def refuse_unreadable(target: Format, found: Contents, architecture: Architectur
     """Stop where a file without a config would be read as another model."""
     bare = replace(found, config={}, tensors=target.normalise(found.tensors))
     seen = target.describe(bare, architecture.size)
-    for what in ("heads", "pool", "size"):
+    if isinstance(seen, ViTArchitecture):
+        seen = replace(target.numerics(seen), **target.exceptions(bare))
+    for what in ("heads", "pool", "size", "gelu", "eps"):
         has, reads = getattr(architecture, what, None), getattr(seen, what, None)
         if has != reads:
             raise VitrailError(

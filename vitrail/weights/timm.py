@@ -3,7 +3,9 @@
 import re
 from typing import Any
 
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.errors import VitrailError, one_line
+from vitrail.model.classic import ClassicArchitecture
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
 from vitrail.model.variants import name as variant_name
@@ -16,9 +18,11 @@ from vitrail.weights.format import (
     Patches,
     Size,
     Tensors,
+    Unstated,
     count,
     grid_of,
     heads_of,
+    heads_of_another_width,
     refuse,
     resnet_of,
     units_of,
@@ -31,6 +35,36 @@ BACKBONE = "patch_embed.backbone."
 RESNETS = {"R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"}
 """Those that timm has a name for."""
 TANH_GELU = r"(base_patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip(_gap)?_512"
+TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
+"""Width and patch of those models, which are the only ones of their shape without a class token."""
+GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
+POOLS = {"token": "class", "avg": "mean", "map": "attention"}
+HEADS: dict[object, int] = {"vit_base_patch16_gap_224": 16, (64, 6, 192): 2}
+"""Heads by name, or by width, depth and MLP width, that neither the table nor 64 a head gives."""
+NAMED = (
+    r"(vit|deit3?|flexivit|eva)_(tiny|wee|little|small|medium|mediumd|betwixt|base|so150m2?|large|huge|"
+    r"so400m|giant|giantopt|gigantic)(_|$)|test_vit$"
+)
+"""Architectures whose name says heads and activation."""
+
+# What a model's constructor was given: what the tensors show or inference does not use, and what is
+# obeyed here. Anything else changes the result unseen.
+ARGUMENTS = {
+    *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio"),
+    *("qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token", "pos_embed"),
+    *(
+        "no_embed_class",
+        "reg_tokens",
+        "pre_norm",
+        "final_norm",
+        "fc_norm",
+        "scale_attn_norm",
+        "scale_mlp_norm",
+    ),
+    *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate"),
+    *("drop_path_rate", "drop_block_rate", "weight_init", "fix_init", "zero_init_last"),
+    *("dynamic_img_size", "strict_img_size", "num_heads", "act_layer", "global_pool"),
+}
 
 
 def recognise(contents: Contents) -> bool:
@@ -47,12 +81,70 @@ def normalise(tensors: Tensors) -> Tensors:
     return {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", key): x for key, x in named.items()}
 
 
+def arguments(contents: Contents) -> dict[str, Any]:
+    """What config.json gives a model's constructor, or one line about what is not supported."""
+    given = dict(contents.config.get("model_args") or {})
+    # Settings that are off or empty are the defaults.
+    odd = [key for key, value in given.items() if value and key not in ARGUMENTS]
+    if odd:
+        raise VitrailError(
+            f"{contents.path}: {odd[0]} = {one_line(given[odd[0]])} in config.json's model_args is "
+            "not supported"
+        )
+    return given
+
+
+def stranger(contents: Contents) -> str:
+    """Models that share names with the plain ViT but compute something else."""
+    tensors, named = contents.tensors, str(contents.config.get("architecture", ""))
+    gate, down = (tensors.get(f"blocks.0.mlp.fc{i}.weight") for i in (1, 2))
+    packed = gate is not None and down is not None and len(gate) == 2 * down.shape[1]
+    scaled = "blocks.0.gamma_1" in tensors
+    signs = {
+        "a BEiT or EVA, without a bias of its keys": "blocks.0.attn.q_bias" in tensors,
+        "a distilled DeiT, with a second class token and a second head": "dist_token" in tensors,
+        "a ViT with rotary positions": (
+            "rope" in named
+            or any(key.startswith("rope.") for key in tensors)
+            or (scaled and "pos_embed" not in tensors)
+        ),
+        "a ViT with SwiGLU, as DINOv2's giant": packed
+        or any(f"blocks.0.mlp.{part}.weight" in tensors for part in ("w1", "w12", "fc1_g")),
+        "a ViT with a norm before its blocks, as CLIP": "norm_pre.weight" in tensors,
+    }
+    return next((family for family, seen in signs.items() if seen), "")
+
+
+def unstated(contents: Contents) -> list[Unstated]:
+    """What a file without config.json leaves open, or one whose architecture is not known."""
+    config = contents.config
+    if "patch_embed.proj.weight" not in contents.tensors:
+        return []
+    named = re.match(NAMED, str(config.get("architecture", "")))
+    said = arguments(contents)
+    heads = named or said.get("num_heads") or config.get("num_heads")
+    gelu = named or said.get("act_layer") or config.get("num_heads")
+    missing: dict[Unstated, bool] = {
+        "heads": not heads,
+        "gelu": not gelu,
+        "pool": not named
+        and refuse_pool(contents, tuple(POOLS)) is None
+        and "attn_pool.latent" not in contents.tensors,
+        # DeiT-III's own files, and timm's with rotary besides learned positions, look the same.
+        "rotary": not named and "blocks.0.gamma_1" in contents.tensors,
+    }
+    return [what for what, open_ in missing.items() if open_]
+
+
 def describe(contents: Contents, size: Size | None) -> Architecture:
     """The architecture; the number of heads is in the config or taken from the table."""
     tensors = contents.tensors
+    said = arguments(contents)
     if "patch_embed.proj.weight" not in tensors:
+        refuse_pool(contents, ("avg",))
         units = units_of(tensors, "stages.{0}.blocks.{1}.conv1.weight")
-        return resnet_of(tensors["stem.conv.weight"], units, tensors.get("head.fc.weight"), size)
+        root, head = tensors["stem.conv.weight"], tensors.get("head.fc.weight")
+        return resnet_of(root, units, head, size or told_size(contents))
     width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
     backbone = None
     if roots := [
@@ -60,12 +152,16 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
     ]:
         backbone = units_of(tensors, BACKBONE + "stages.{0}.blocks.{1}.conv1.weight")
         channels = tensors[roots[0]].shape[1]
-    depth = count(tensors, "blocks.{0}.norm1.weight")
-    known: dict[str, Any] = {
+    config = contents.config
+    shape = {
         "width": width,
-        "depth": depth,
-        "heads": heads_of(width, depth, contents, "num_heads"),
+        "depth": count(tensors, "blocks.{0}.norm1.weight"),
         "mlp": tensors["blocks.0.mlp.fc1.weight"].shape[0],
+    }
+    known_heads = HEADS.get(str(config.get("architecture"))) or HEADS.get((*shape.values(),))
+    stated = said.get("num_heads") or config.get("num_heads") or known_heads
+    known: dict[str, Any] = shape | {
+        "heads": heads_of(contents, stated, **shape, key="num_heads"),
         "patch": patch,
         "channels": channels,
         "backbone": backbone,
@@ -81,26 +177,49 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
         return ViTArchitecture(**known, positions="none", class_slot=False, size=size or (224, 224))
     slots = tensors["pos_embed"].shape[1]
     choices = EITHER if "cls_token" in tensors else WITHOUT_SLOT
+    ahead = int("cls_token" in tensors) + known["registers"]
     size, slot = grid_of(
-        slots, choices, Patches(patch, backbone), contents.size or told_size(contents), size
+        slots,
+        (*choices, ahead) if known["registers"] else choices,
+        Patches(patch, backbone),
+        contents.size or told_size(contents),
+        size,
     )
-    return ViTArchitecture(**known, class_slot=slot, size=size)
+    if known["registers"] and slot == ahead:
+        raise VitrailError(
+            f"{contents.path} is a ViT whose registers have positions, as timm's so150m, which is "
+            "not supported"
+        )
+    return ViTArchitecture(**known, class_slot=bool(slot), size=size)
 
 
 def pool_of(contents: Contents) -> str:
     """Which vector the head reads: from the config, else from the tokens there are."""
     tensors = contents.tensors
+    told = refuse_pool(contents, tuple(POOLS))
     if "attn_pool.latent" in tensors:
+        if "cls_token" in tensors or "reg_token" in tensors:
+            raise VitrailError(
+                f"{contents.path}: attention pooling that leaves out a class token or registers is "
+                "not supported"
+            )
         return "attention"
-    told = contents.config.get("global_pool")
-    if "cls_token" not in tensors or "fc_norm.weight" in tensors or told == "avg":
+    if "cls_token" not in tensors:
         return "mean"
-    return "class"
+    return POOLS[told] if told else "mean" if "fc_norm.weight" in tensors else "class"
+
+
+def refuse_pool(contents: Contents, known: tuple[str, ...]) -> str | None:
+    """The config's global_pool, if there is one, and it is known here."""
+    told = arguments(contents).get("global_pool", contents.config.get("global_pool"))
+    if told not in (None, *known):
+        raise VitrailError(f"{contents.path}: global_pool = '{one_line(told)}' is not supported")
+    return told
 
 
 def told_size(contents: Contents) -> Size | None:
     """The size that the config or the header names, which matters for rectangles."""
-    told = contents.config.get("pretrained_cfg", contents.config).get("input_size")
+    told = (contents.config.get("pretrained_cfg") or contents.config).get("input_size")
     return None if told is None else (told[-2], told[-1])
 
 
@@ -174,7 +293,17 @@ def refusal(a: Architecture) -> str:
     """Why timm has no such model."""
     if isinstance(a, ResNetArchitecture):
         return ""
-    return refuse("timm", a, lambda vit: {"hidden layer in the head": vit.hidden > 0})
+    return refuse(
+        "timm",
+        a,
+        lambda vit: (
+            {
+                "hidden layer in the head": vit.hidden > 0,
+                "attention pooling of other tokens": vit.pool == "attention" and vit.prefix > 0,
+            }
+            | heads_of_another_width(vit)
+        ),
+    )
 
 
 def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
@@ -187,8 +316,10 @@ def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
 
 def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
     """What the config says, if it can be followed; without one, timm's for Google's weights."""
-    told = contents.config.get("pretrained_cfg", contents.config)
-    half = [0.5] * a.channels
+    told = contents.config.get("pretrained_cfg") or contents.config
+    classic = isinstance(a, ClassicArchitecture) and a.channels == 3
+    mean = IMAGENET_MEAN if classic else (0.5,) * a.channels
+    std = IMAGENET_STD if classic else mean
     crop = float(told.get("crop_pct", 0.9 if max(a.size) < 300 else 1.0))
     interpolation = told.get("interpolation", "bicubic")
     squeezed = told.get("crop_mode", "center") == "squash" and crop == 1
@@ -200,8 +331,8 @@ def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
         short_side=0 if squeezed else int(min(a.size) / crop),
         interpolation=interpolation,
         antialias=contents.config.get("antialias", told.get("antialias", True)),
-        mean=tuple(told.get("mean", half)),
-        std=tuple(told.get("std", half)),
+        mean=tuple(told.get("mean", mean)),
+        std=tuple(told.get("std", std)),
     )
 
 
@@ -218,10 +349,21 @@ def labels(contents: Contents) -> tuple[str, ...]:
 
 
 def exceptions(contents: Contents) -> dict[str, Any]:
-    """Some of timm's models have the tanh GELU, which only their name tells."""
-    named = str(contents.config.get("architecture", ""))
-    told = (contents.config.get("model_args") or {}).get("act_layer")
-    return {"gelu": "tanh"} if told == "gelu_tanh" or re.search(TANH_GELU, named) else {}
+    """Some of timm's models have the tanh GELU: their name tells, or in a bare file their shape."""
+    told = arguments(contents).get("act_layer")
+    if told is not None:
+        if told not in GELUS:
+            raise VitrailError(f"{contents.path}: act_layer = '{one_line(told)}' is not supported")
+        return {"gelu": GELUS[told]}
+    if contents.config:
+        named = str(contents.config.get("architecture", ""))
+        return {"gelu": "tanh"} if re.search(TANH_GELU, named) else {}
+    tensors = contents.tensors
+    if "patch_embed.proj.weight" not in tensors or "cls_token" in tensors:
+        return {}
+    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    large = (width, patch) == (1024, 16) and tensors["pos_embed"].shape[1] == 32 * 32
+    return {"gelu": "tanh"} if large or (width, patch) in TANH_SHAPES else {}
 
 
 def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -282,6 +424,8 @@ TIMM = Format(
     suffix=".safetensors",
     recognise=recognise,
     normalise=normalise,
+    stranger=stranger,
+    unstated=unstated,
     describe=describe,
     table=table,
     refusal=refusal,

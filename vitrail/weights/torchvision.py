@@ -1,10 +1,13 @@
 """torchvision's names: its ViT, and the classic ResNet with batch norm."""
 
+import re
+
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, one_line
 from vitrail.model.classic import ClassicArchitecture, Depth
-from vitrail.model.variants import Architecture
+from vitrail.model.variants import Architecture, name
 from vitrail.model.vit import ViTArchitecture
+from vitrail.weights import timm
 from vitrail.weights.files import Contents
 from vitrail.weights.format import (
     WITH_SLOT,
@@ -12,6 +15,7 @@ from vitrail.weights.format import (
     Patches,
     Size,
     Tensors,
+    Unstated,
     beyond_the_class_token,
     count,
     grid_of,
@@ -21,11 +25,15 @@ from vitrail.weights.format import (
     with_every_position,
 )
 from vitrail.weights.layout import SLOT, Entry, entry, torch_module
+from vitrail.weights.published import PUBLISHED, PYTORCH, Published
 
 LAYER = "encoder.layers.encoder_layer_{0}."
 BLOCKS = "encoder.layers.encoder_layer_{0}.ln_1.weight"
 
 # Residual units and whether a unit is a bottleneck → layers.
+PLAIN = r"(\w+_)?resnet(18|34|50|101|152)(_v1b)?"
+"""timm's names of the ResNets that torchvision has too."""
+
 CLASSIC: dict[tuple[tuple[int, ...], bool], Depth] = {
     ((2, 2, 2, 2), False): 18,
     ((3, 4, 6, 3), False): 34,
@@ -52,6 +60,24 @@ def normalise(tensors: Tensors) -> Tensors:
     return named
 
 
+def stranger(contents: Contents) -> str:
+    """timm's ResNets with other poolings or paddings, whose tensors are named alike."""
+    named = str(contents.config.get("architecture") or "resnet50")
+    return "" if re.fullmatch(PLAIN, named) else f"timm's {one_line(named)}"
+
+
+def unstated(contents: Contents) -> list[Unstated]:
+    """A ViT's heads; of a ResNet, that nothing smooths before its strides."""
+    if published(contents) or contents.config:
+        return []
+    return ["heads" if "conv_proj.weight" in contents.tensors else "antialiasing"]
+
+
+def published(contents: Contents) -> bool:
+    """Whether the file has the name of one of torchvision's own, which ends in its hash."""
+    return re.fullmatch(r"(vit|resnet)[a-z\d_]+-[\da-f]{8}\.pth", contents.path.name) is not None
+
+
 def describe(contents: Contents, size: Size | None) -> Architecture:
     """The architecture; the number of heads is taken from the table."""
     tensors = contents.tensors
@@ -59,27 +85,32 @@ def describe(contents: Contents, size: Size | None) -> Architecture:
         key: x.shape[0] for key, x in tensors.items() if key in ("heads.head.bias", "fc.bias")
     }
     known = {"classes": next(iter(classes.values()), 0)}
+    timm.arguments(contents)
     if "conv_proj.weight" not in tensors:
         units = units_of(tensors, "layer{0}.{1}.conv1.weight", start=(1, 0))
         depth = CLASSIC.get((units, "layer1.0.conv3.weight" in tensors))
         channels = tensors["conv1.weight"].shape[1]
         if depth is None:
             raise VitrailError(f"{contents.path}: torchvision has no ResNet of units {list(units)}")
-        return ClassicArchitecture(depth=depth, channels=channels, size=size or (224, 224), **known)  # type: ignore
+        timm.refuse_pool(contents, ("avg",))
+        size = size or timm.told_size(contents) or (224, 224)
+        return ClassicArchitecture(depth=depth, channels=channels, size=size, **known)  # type: ignore
     width, channels, patch, _ = tensors["conv_proj.weight"].shape
-    depth = count(tensors, BLOCKS)
+    shape = {
+        "width": width,
+        "depth": count(tensors, BLOCKS),
+        "mlp": tensors[f"{LAYER.format(0)}mlp.0.weight"].shape[0],
+    }
     hidden = tensors.get("heads.pre_logits.bias")
     slots = tensors["encoder.pos_embedding"].shape[1]
     size, slot = grid_of(slots, WITH_SLOT, Patches(patch), contents.size, size)
     return ViTArchitecture(
-        width=width,
-        depth=depth,
-        heads=heads_of(width, depth, contents, "num_heads"),
-        mlp=tensors[f"{LAYER.format(0)}mlp.0.weight"].shape[0],
+        **shape,
+        heads=heads_of(contents, contents.config.get("num_heads"), **shape, key="num_heads"),
         patch=patch,
         channels=channels,
         size=size,
-        class_slot=slot,
+        class_slot=bool(slot),
         hidden=0 if hidden is None else hidden.shape[0],
         **known,
     )
@@ -142,13 +173,30 @@ def refusal(a: Architecture) -> str:
     )
 
 
-def preprocessing(contents: Contents, a: Architecture) -> Preprocessing:
-    """torchvision's usual evaluation: the short side to 256 for 224 pixels, bilinear."""
-    short = round(min(a.size) * 256 / 224)
-    if a.channels != 3:
-        half = (0.5,) * a.channels
-        return Preprocessing(size=a.size, short_side=short, mean=half, std=half)
-    return Preprocessing(size=a.size, short_side=short, mean=IMAGENET_MEAN, std=IMAGENET_STD)
+def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
+    """timm's config.json where there is one, else what torchvision publishes for such a file."""
+    if contents.config:
+        return timm.preprocessing(contents, a)
+    grey = (0.5,) * a.channels
+    row = evaluation(contents, a)
+    crop = row.crop if row is not None and row.crop else 224 / 256
+    return Preprocessing(
+        size=a.size,
+        short_side=round(min(a.size) / crop),
+        interpolation="bilinear" if row is None else row.interpolation,
+        mean=IMAGENET_MEAN if a.channels == 3 else grey,
+        std=IMAGENET_STD if a.channels == 3 else grey,
+    )
+
+
+def evaluation(contents: Contents, a: Architecture) -> Published | None:
+    """The published file of this name, or the one that all of this shape are evaluated like."""
+    rows = [row for row in PUBLISHED if row.source.startswith(PYTORCH)]
+    named = [row for row in rows if row.source.endswith(f"/{contents.path.name}")]
+    alike = [row for row in rows if (row.variant, (row.size, row.size)) == (name(a), a.size)]
+    if named or len({(row.crop, row.interpolation) for row in alike}) == 1:
+        return (named or alike)[0]
+    return None
 
 
 TORCHVISION = Format(
@@ -159,9 +207,12 @@ TORCHVISION = Format(
     suffix=".pth",
     recognise=recognise,
     normalise=normalise,
+    stranger=stranger,
+    unstated=unstated,
     describe=describe,
     table=table,
     refusal=refusal,
     adapt=with_every_position,
     preprocessing=preprocessing,
+    labels=timm.labels,
 )
