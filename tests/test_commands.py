@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from vitrail.commands import compare, look_inside, report, sweep
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
+from vitrail.model.vit import ViT
 from vitrail.runs import Run
 from vitrail.survey import Wishes, look_at_data
 
@@ -129,7 +131,8 @@ def test_another_data_sets_figures_do_not_replace_the_runs_own(run, photos, tmp_
 
 
 def test_val_is_no_test_for_a_run_that_learnt_from_it(photos, tmp_path):
-    settings = SHORT | {"train.steps": 1, "data.train_on": "train+val", "data.subset": 10}
+    settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.subset": 10}
+    settings |= {"data.train_on": "train+val"}
     run = vitrail.train(photos, settings, out=tmp_path / "all", device="cpu")
     assert run.info()["data"]["train"] == 10  # the subset is one of everything but test
     with pytest.raises(VitrailError, match="learnt from val as well"):
@@ -337,7 +340,8 @@ def test_a_loss_that_is_no_number_ends_with_advice(photos, tmp_path):
         {"train.objective": "sigmoid", "model.head_bias": -2.0},
         {"optim.name": "lamb", "augment.three_augment": True, "augment.color_jitter": 0.3},
         {"optim.layer_decay": 0.7, "train.label_smoothing": 0.1, "train.average": 0.9},
-        {"optim.decay": "staircase", "augment.crop": "resize", "data.crop": 0.8},
+        {"optim.decay": "staircase", "optim.milestones": [0.5], "data.crop": 0.8},
+        {"augment.crop": "resize", "augment.area": 0.0},
         {"data.size": [32, 48], "system.recompute": True, "system.deterministic": True},
         {"train.epochs": 1.0, "system.precision": "bfloat16", "train.keep": "last"},
     ],
@@ -348,6 +352,29 @@ def test_every_setting_trains(photos, tmp_path, changes):
     run = vitrail.train(photos, settings, out=tmp_path / "run", device="cpu")
     assert run.info()["status"] == "finished"
     assert all(np.isfinite(e["loss"]) for e in run.events())
+
+
+def test_a_sigmoid_run_is_measured_as_it_was_trained(photos, tmp_path):
+    settings = SHORT | {"train.objective": "sigmoid", "train.steps": 4, "train.keep": "last"}
+    run = vitrail.train(photos, settings, out=tmp_path / "run", device="cpu")
+    val = [event for event in run.events() if event["event"] == "val"][-1]
+    again = vitrail.evaluate(run.folder, photos, split="val", device="cpu")
+    assert again["loss"] == pytest.approx(val["loss"], abs=1e-4)
+    model = vitrail.load(shutil.copy(run.weights, tmp_path / "moved.safetensors"))
+    image = photos / "red" / "00.jpg"
+    with torch.inference_mode():
+        logits = model(model.preprocess(image)[None])[0]
+    expected = dict(zip(model.labels, logits.sigmoid().tolist(), strict=True))
+    assert dict(model.predict(image)) == pytest.approx(expected)
+    row = next(vitrail.predict(run.folder, image, device="cpu"))
+    found = {one["label"]: one["probability"] for one in row["top"]}
+    assert found == pytest.approx(expected, abs=1e-4)
+    frozen = settings | {"model.init": str(run.folder), "train.freeze": True}
+    frozen.pop("augment.area")
+    probe = vitrail.train(photos, frozen, out=tmp_path / "probe", device="cpu")
+    val = [event for event in probe.events() if event["event"] == "val"][-1]
+    again = vitrail.evaluate(probe.folder, photos, split="val", device="cpu")
+    assert again["loss"] == pytest.approx(val["loss"], abs=1e-4)
 
 
 def test_a_sweep_chooses_on_val_and_tests_once_per_seed(photos, tmp_path):
@@ -466,3 +493,23 @@ def test_weights_that_know_other_classes_are_told_apart(run, photos, tmp_path):
     stranger.preprocess = Preprocessing(size=(64, 64))
     with pytest.raises(VitrailError, match="this model knows 7 classes"):
         vitrail.evaluate(stranger, photos, device="cpu")
+
+
+def test_features_of_a_frozen_run_serve_what_follows(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
+    whole = vitrail.create("Ti/8", classes=3, size=32, width=24, depth=2, heads=2, mlp=48)
+    whole.labels, whole.preprocess = tuple(COLOURS), Preprocessing(size=(32, 32))
+    vitrail.save(whole, tmp_path / "whole.safetensors")
+    vitrail.evaluate(tmp_path / "whole.safetensors", photos, split="test", device="cpu")
+    assert not (tmp_path / "cache" / "features").exists()  # nobody asked for features
+    settings = {"model.init": str(tmp_path / "whole.safetensors"), "train.freeze": True}
+    settings |= {"data.size": 32, "data.split": "stratified", "train.steps": 20}
+    probe = vitrail.train(photos, settings, out=tmp_path / "probe", device="cpu")
+    seen = []
+    monkeypatch.setattr(ViT, "tokens", lambda self, images: seen.append(len(images)))
+    vitrail.fewshot(probe.folder, photos, shots=[1], seeds=1, split="test", device="cpu")
+    again = vitrail.evaluate(probe.folder, photos, split="test", device="cpu")
+    assert seen == []
+    assert again["loss"] == pytest.approx(probe.evaluation("test")["loss"], abs=1e-6)
+    vitrail.evaluate(probe.folder, photos, split="val", device="cpu")
+    assert seen == []

@@ -1,4 +1,4 @@
-"""Every command that a page tells a reader to type can be typed: verbs, options, recipes, names."""
+"""Every command, setting, model and recipe that a page, a recipe or `--help` names is one."""
 
 import re
 import shlex
@@ -8,26 +8,82 @@ import click
 import pytest
 import torch
 
+from vitrail import runs
 from vitrail.cli import main
 from vitrail.config import Config
+from vitrail.data.catalogue import CATALOGUE
+from vitrail.errors import VitrailError
 from vitrail.model import create
 from vitrail.orders import understand
+from vitrail.settings import RECIPES, explanations, load, parse, put, recipes, schema
 from vitrail.training.building import chosen_options
 from vitrail.training.sweep import points, with_point
-from vitrail.weights.published import find
+from vitrail.weights.published import BUILTIN, find
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+SECTIONS = "|".join(sorted({name.partition(".")[0] for name in schema() if "." in name}))
+VALUE = r"'\[[^']*\]'|\[[^\]]*\]|[^\s`',;)|]*"
+SETTING = re.compile(rf"(?<![\w.\"{{])(?:{SECTIONS})\.\w+=(?:{VALUE})")
+MODELS = ("models", "model", "source")
+"""What verbs call the models that they are given."""
 
 
-def commands(page: Path) -> list[str]:
-    """The command lines of a page."""
-    fences = re.findall(r"```sh\n((?:.*\n)*?)```", page.read_text(encoding="utf-8"))
+def help_of(command: click.Command) -> str:
+    """What a verb says about itself."""
+    options = [one.help or "" for one in command.params if isinstance(one, click.Option)]
+    return "\n".join([command.help or "", *options])
+
+
+def header(recipe: Path) -> str:
+    """The comments of a recipe as running text."""
+    lines = recipe.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
+
+PAGES = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+}
+TEXTS = PAGES | {
+    **{
+        path.relative_to(RECIPES).as_posix(): header(path)
+        for path in sorted(RECIPES.rglob("*.toml"))
+    },
+    **{f"vitrail {name} --help": help_of(command) for name, command in main.commands.items()},
+    "vitrail --help": help_of(main),
+    "vitrail config": "\n".join(explanations().values()),
+}
+
+
+def typed(text: str) -> list[str]:
+    """The command lines of a page's code blocks."""
+    fences = re.findall(r"```sh\n((?:.*\n)*?)```", text)
     lines = "".join(fences).replace("\\\n", " ").splitlines()
     return [line for line in lines if line.startswith("vitrail ")]
 
 
-LINES = sorted({line for page in PAGES for line in commands(page)})
+def spans(text: str) -> list[str]:
+    """What a page has between backticks in running text."""
+    running = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", running)]
+
+
+def inline(text: str) -> list[str]:
+    """The commands in running text, without what stands before `vitrail`."""
+    found = (re.search(r"(?:^| )(vitrail .*)", span) for span in spans(text))
+    return [match[1] for match in found if match]
+
+
+LINES = sorted({line for text in TEXTS.values() for line in (*typed(text), *inline(text))})
+SETTINGS = sorted(
+    {
+        match.rstrip(".")
+        for text in TEXTS.values()
+        for match in SETTING.findall(text)
+        if "…" not in match
+    }
+)
+SPANS = sorted({span for text in TEXTS.values() for span in spans(text)})
 
 
 def parsed(line: str) -> tuple[str, dict]:
@@ -35,6 +91,31 @@ def parsed(line: str) -> tuple[str, dict]:
     _, verb, *words = shlex.split(line, comments=True)
     above = click.Context(main, info_name="vitrail", **main.context_settings)
     return verb, main.commands[verb].make_context(verb, words, parent=above).params
+
+
+def is_mention(line: str) -> bool:
+    """Whether a line names a verb and its options without all that they need."""
+    words = shlex.split(line, comments=True)[2:]
+    return "…" in line or all(word.startswith(("-", "[")) for word in words)
+
+
+def is_placeholder(name: str) -> bool:
+    """`MODEL`, `RECIPE|FOLDER`: the reader's own."""
+    return re.fullmatch(r"[A-Z|]+", name) is not None
+
+
+def is_model(name: str) -> bool:
+    """A published checkpoint, a variant, a file or a run."""
+    if is_placeholder(name) or name == BUILTIN.name or name.startswith("runs/") or find(name):
+        return True
+    if name.endswith((".safetensors", ".npz")):
+        return True
+    try:
+        with torch.device("meta"):
+            create(name, classes=10, size=224)
+    except VitrailError:
+        return False
+    return True
 
 
 def configs(verb: str, asked: dict) -> list[Config]:
@@ -49,31 +130,96 @@ def configs(verb: str, asked: dict) -> list[Config]:
 
 @pytest.fixture
 def things(tmp_path, monkeypatch):
-    """A place with the folders that pages speak of."""
+    """A place with the folders and files that pages speak of."""
     monkeypatch.chdir(tmp_path)
-    for name in ("photos", "my_jft", "flower_photos"):
+    for name in ("photos", "my_jft", "flower_photos", "FOLDER"):
         (tmp_path / name).mkdir()
+    (tmp_path / "mine.toml").touch()
+    runs.create(tmp_path / "runs" / "photos-2", load("digits/vit"), {}, resume=False)
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [line for line in LINES if not is_mention(line)])
 def test_it_is_understood(line, things):
     verb, asked = parsed(line)
-    if verb not in ("train", "sweep", "config") or not (asked.get("what") or asked.get("recipe")):
+    for name in (asked.get(key) or () for key in MODELS):
+        for model in [name] if isinstance(name, str) else name:
+            assert is_model(model.rpartition("=")[2]), model
+    what = asked.get("what") or asked.get("recipe")
+    if verb not in ("train", "sweep", "config") or not what or is_placeholder(str(what)):
         return
     for config in configs(verb, asked):
         init = config.model.init
-        assert not init or init.startswith("runs/") or find(init), init
-        if not init:
+        assert not init or is_model(init), init
+        if not init and config.model.variant:
             with torch.device("meta"):
                 options = chosen_options(config.model)
                 create(config.model.variant, classes=10, size=config.data.size, **options)
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if re.match("vitrail (insp|eval)", line)])
-def test_the_model_it_names_is_one(line):
-    name = parsed(line)[1]["model"]
-    other = name.startswith("runs/") or name.endswith((".safetensors", ".npz")) or name == "MODEL"
-    assert other or find(name), name
+@pytest.mark.parametrize("line", [line for line in LINES if is_mention(line)])
+def test_what_is_mentioned_of_a_verb_exists(line):
+    _, verb, *words = shlex.split(line)
+    command = main if verb.startswith("-") else main.commands[verb]
+    known = {"--help"} | {option for one in command.params for option in one.opts}
+    named = {word for word in (verb, *words) if word.startswith("-")}
+    assert named <= known
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_are_taken(setting):
+    name, value = parse(setting.replace("'", ""))
+    swept = isinstance(value, list) and name != "data.size"
+    put({}, f"sweep.{name}" if swept else name, value)
+    for one in value if swept else [value]:
+        if name in ("model.init", "model.variant") and one:
+            assert is_model(one), one
+        if name == "data.source":
+            assert one in CATALOGUE or one in ("my_jft", "photos/", "FOLDER"), one
+
+
+@pytest.mark.parametrize(
+    "span",
+    [span for span in SPANS if re.fullmatch(r"(augment|data|optim|system|train)\.\w+", span)],
+)
+def test_settings_that_are_named_exist(span):
+    assert span in schema()
+
+
+@pytest.mark.parametrize(
+    "span", [span for span in SPANS if re.fullmatch(r"[\w+]+/\d+-[\w-]+|R\d+x\d[\w-]*", span)]
+)
+def test_models_that_are_named_exist(span):
+    assert is_model(span)
+
+
+@pytest.mark.parametrize(
+    "span", [span for span in SPANS if re.fullmatch(r"[a-z0-9]+(/\w+)+", span)]
+)
+def test_recipes_that_are_named_exist(span):
+    folders = {name.partition("/")[0] for name in recipes()}
+    assert span.partition("/")[0] not in folders or span in recipes() or span in CATALOGUE
+
+
+@pytest.mark.parametrize("page", ["README.md", "guide.md", "paper.md"])
+def test_the_runs_a_page_goes_on_with_are_those_it_made(page, things, monkeypatch):
+    made = {"runs/a", "runs/b"}  # any two
+    for line in typed(PAGES[page]):
+        verb, asked = parsed(line)
+        names = [name for key in ("model", "models", "runs") for name in [asked.get(key) or ()]]
+        named = {word for name in names for word in ([name] if isinstance(name, str) else name)}
+        named |= set(re.findall(r"model\.init=(runs/\S+)", line))
+        assert {name for name in named if name.startswith("runs/")} <= made, line
+        if verb == "train":
+            made.add(str(understand(asked["what"]).place(asked["out"], resume=False)[0]))
+        elif verb == "sweep":
+            first = understand(asked["what"][0], lists=True).sweep_place(asked["out"])[0]
+            made.add(f"{first}/seed0")
+
+
+def test_the_demo_takes_as_long_everywhere():
+    readme = re.search(r"`make demo`.*?in about ([\w ]+?),", PAGES["README.md"], re.S)
+    assert readme is not None
+    assert f"in about {readme[1]}." in (main.commands["demo"].help or "")
 
 
 def test_every_table_and_figure_of_the_paper_has_its_commands():

@@ -188,6 +188,7 @@ def test_vtab_has_one_setting_for_all_tasks():
 def test_the_largest_models_are_averaged_at_higher_resolution(name, size):
     config = load(f"finetune/imagenet_{name}")
     assert (config.data.size, config.train.average) == (size, 0.9999)
+    assert not config.train.average_ramp
     variant = published(config.model.init).variant
     assert size % int(variant.split("/")[1]) == 0
 

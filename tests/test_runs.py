@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -29,12 +31,13 @@ def test_events_after_a_step_are_forgotten(run):
 
 def test_a_line_cut_short_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    path.write_text('{"step": 1}\n' + "[" * 200_000 + '\n{"step": 2}\n{"st')
     assert read_lines(path) == [{"step": 1}, {"step": 2}]
 
 
-def test_a_broken_run_json_counts_as_empty(run):
-    (run.folder / "run.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[" * 200_000])
+def test_a_broken_run_json_counts_as_empty(run, text):
+    (run.folder / "run.json").write_text(text)
     assert run.info() == {}
 
 
@@ -112,14 +115,18 @@ def test_a_run_that_failed_before_its_first_checkpoint_is_in_nobodys_way(run):
 
 
 def test_only_one_process_trains_in_a_folder(tmp_path):
-    with (
-        held(tmp_path / "run"),
-        pytest.raises(VitrailError, match=r"another process is training in .*run right now"),
-        held(tmp_path / "run"),
-    ):
-        pass
-    with held(tmp_path / "run"):
-        assert not list((tmp_path / "run").iterdir())
+    folder = tmp_path / "run"
+    code = "import sys; from pathlib import Path; from vitrail.runs import held\n"
+    code += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", code, str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(VitrailError, match=r"another process is training in .*run right now"):
+            held(folder).__enter__()
+        other.kill()
+        other.wait()
+        with held(folder):  # what is killed holds nothing
+            pass
 
 
 def test_an_existing_run_is_described(run):

@@ -1,5 +1,6 @@
 """What the verbs do, callable from Python: `vitrail.train(...)`, `vitrail.evaluate(...)`."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from vitrail.data.opening import same_data
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few
-from vitrail.evaluation.features import extract, kept_features
+from vitrail.evaluation.features import cached, extract, kept_features
 from vitrail.evaluation.parts import part_of
 from vitrail.inspection import inspecting
 from vitrail.inspection.looking import Picture, inspector
 from vitrail.inspection.summary import SECONDS, summarise
 from vitrail.model import Classifier
 from vitrail.model.checks import as_size
-from vitrail.orders import Settings, understand
+from vitrail.orders import Settings, comparison_place, understand
 from vitrail.report import comparison, page, sweeps
 from vitrail.runs import Run
 from vitrail.settings import load as load_settings
@@ -40,11 +41,12 @@ def train(
 ) -> Run:
     """Pre-train or fine-tune as a recipe says, or on a FOLDER; the run folder holds the result."""
     order = understand(what, settings)
-    folder = order.out(out)
+    folder, numbered = order.place(out, resume)
     run = Run(folder)
     if resume and run.info().get("status") == "finished":
         raise VitrailError(f"{folder} holds {runs.described(run)}; nothing is left to do")
-    run = training.train(order.config, folder, resume=resume, device=device, facts=order.facts())
+    options: dict[str, Any] = {"resume": resume, "device": device, "facts": order.facts()}
+    run = training.train(order.config, folder, numbered=numbered, **options)
     if run.writes:
         finish(run, device)
     return run
@@ -64,10 +66,11 @@ def finish(run: Run, device: str) -> None:
         told.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
     run.say(" · ".join(told))
     run.say(f"report   {target}")
+    folder = shlex.quote(str(run.folder))
     if load_settings(run.folder / "config.toml").train.objective == "masked":
-        run.say(f"next     vitrail train DATA model.init={run.folder}")
+        run.say(f"next     vitrail train DATA model.init={folder}")
     else:
-        run.say(f"next     vitrail predict {run.folder} photo.jpg   or vitrail serve {run.folder}")
+        run.say(f"next     vitrail predict {folder} photo.jpg   or vitrail serve {folder}")
 
 
 def look_inside(run: Run, device: str) -> None:
@@ -95,8 +98,10 @@ def sweep(
     order = understand(what, settings, lists=True)
     if order.folder is not None and out is None:
         raise VitrailError(f"{what} is a run folder; name a folder for the sweep with --out")
-    folder = order.out(out)
-    result = sweeping.sweep(order.config, folder, seeds=seeds, device=device, facts=order.facts())
+    folder, numbered = order.sweep_place(out)
+    options: dict[str, Any] = {"seeds": seeds, "device": device, "facts": order.facts()}
+    result = sweeping.sweep(order.config, folder, numbered=numbered, **options)
+    folder = Path(result["out"])
     if is_main():
         for path in final_runs(result):
             if not (path / "inspection").exists():
@@ -117,22 +122,22 @@ def compare(
     settings: Settings = (),
     *,
     seeds: int = 3,
-    out: str | Path = "runs/comparison",
+    out: str | Path | None = None,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """The same sweep for several recipes, and one page with all of them side by side."""
+    """The same sweep for several recipes, and one page with all of them side by side.
+
+    Without `out`, runs/comparison, or the next number; the same comparison is continued.
+    """
+    names = {str(recipe): runs.name_of(str(recipe).removesuffix(".toml"), ()) for recipe in recipes}
+    orders = {names[recipe]: understand(recipe, settings, lists=True) for recipe in names}
+    place = Path(out) if out else comparison_place(orders)
     results = [
-        sweep(
-            recipe,
-            settings,
-            seeds=seeds,
-            out=Path(out) / runs.name_of(str(recipe).removesuffix(".toml"), ()),
-            device=device,
-        )
+        sweep(recipe, settings, seeds=seeds, out=place / names[str(recipe)], device=device)
         for recipe in recipes
     ]
     finals = [run for result in results for run in final_runs(result)]
-    target = Path(out) / "report.html"
+    target = place / "report.html"
     if is_main():
         shown = [table for one in results for table in sweeps.tables(one, one["name"])]
         comparison.compare(finals, target, shown)
@@ -170,7 +175,8 @@ def evaluate(
                 result = variants.evaluate(loaded, data, labels, **options)
             else:
                 source = part_of(loaded, data, split)
-                result = classify.evaluate(loaded, source, data=str(data), **options)
+                with cached(loaded, where.precision, cache()) as asked:
+                    result = classify.evaluate(asked, source, data=str(data), **options)
         # What came with the package says how good it is, and is not written to.
         apart = isinstance(model, Classifier) or model == BUILTIN.name
         run = None if apart else runs.run_of(Path(model))

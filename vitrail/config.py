@@ -5,7 +5,7 @@ defaults. A setting on the command line is one more line of that recipe (`optim.
 result is written to `config.toml` in the run folder, and that file is itself a recipe.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,8 +19,11 @@ class Model:
     variant: str = ""
     """The model to build: B/16, R50+B/16, R50x1, Ti/4, …; empty takes that of model.init."""
     init: str = ""
-    """Any MODEL to start from, given a new zero head and other positions where needed; empty
-    starts from scratch."""
+    """Any MODEL to start from, given a zero head, and other positions where needed; empty starts
+    from scratch."""
+    keep_head: bool = False
+    """Keep the head of model.init, whose classes must be those of the data, to continue training;
+    false starts from a zero linear head, as the paper fine-tunes."""
     width: int = 0
     """Width of the tokens; 0 leaves it as the variant has it."""
     depth: int = 0
@@ -143,6 +146,9 @@ class Train:
     average: float = 0.0
     """Polyak averaging of the weights by this factor per update (0.9999 in the paper); 0 is off.
     The averaged weights are the ones evaluated and kept."""
+    average_ramp: bool = True
+    """Raise the averaging factor as (1 + step) / (10 + step) until it reaches train.average, so
+    that the initial weights fade quickly; false uses train.average throughout, as the paper."""
     evaluations: int = 20
     """How often val is looked at, evenly over the run; 0 never."""
     patience: int = 0
@@ -210,9 +216,9 @@ class System:
     deterministic: bool = False
     """Only deterministic kernels, at some cost in speed."""
     checkpoint_steps: int = 0
-    """Write last.pt every so many updates; 0 goes by checkpoint_minutes."""
+    """Write a checkpoint every so many updates; 0 goes by checkpoint_minutes."""
     checkpoint_minutes: float = 5.0
-    """Write last.pt this often, and at every evaluation."""
+    """Write a checkpoint this often, and at every evaluation. The last two are kept."""
     log_steps: int = 10
     """Write the training loss to metrics.jsonl every so many updates."""
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
@@ -301,6 +307,10 @@ def contradictions(config: Config) -> list[tuple[bool, str]]:
             "train.freeze needs weights to keep; name them with model.init",
         ),
         (
+            model.keep_head and not model.init,
+            "model.keep_head needs weights with a head; name them with model.init",
+        ),
+        (
             train.objective == "masked" and bool(label_settings(config)),
             f"train.objective=masked has no labels; leave {' and '.join(label_settings(config))} "
             "out",
@@ -322,11 +332,90 @@ def contradictions(config: Config) -> list[tuple[bool, str]]:
     ]
 
 
+def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
+    """Settings that change nothing in a run, and the reason: whether it holds, and its words.
+
+    A name that ends in a dot stands for its section. Recipes and defaults may hold such settings;
+    who gives one explicitly expects an effect, hence `refuse_without_effect`.
+    """
+    model, data, augment, train = config.model, config.data, config.augment, config.train
+    optim, system = config.optim, config.system
+    best = ("train.keep",) if train.keep == "best" else ()
+    mixes = augment.mixup or augment.cutmix or train.hyperrule
+    return [
+        (
+            train.freeze,
+            "train.freeze=true trains the head alone, on features without augmentation",
+            (
+                *("augment.", "model.dropout", "model.drop_path", "optim.layer_decay"),
+                *("system.compile", "system.graphs", "system.recompute"),
+            ),
+        ),
+        (model.keep_head, "model.keep_head=true keeps the old bias", ("model.head_bias",)),
+        (train.objective == "masked", "train.objective=masked has no head", ("model.head_bias",)),
+        (
+            train.objective != "masked",
+            f"train.objective={train.objective} masks nothing",
+            ("train.masked", "train.masked_share"),
+        ),
+        (not train.average, "train.average=0 keeps no average", ("train.average_ramp",)),
+        (not train.evaluations, "train.evaluations=0 never evaluates", ("train.patience", *best)),
+        (
+            data.train_on == "train+val",
+            "data.train_on=train+val leaves no val part",
+            ("train.evaluations", "train.patience", *best),
+        ),
+        (augment.crop != "inception", f"augment.crop={augment.crop}", ("augment.area",)),
+        (
+            not augment.randaugment_layers,
+            "augment.randaugment_layers=0",
+            ("augment.randaugment_magnitude",),
+        ),
+        (not mixes, "augment.mixup=0 augment.cutmix=0", ("augment.mixed",)),
+        (optim.name not in ("sgd", "muon"), f"optim.name={optim.name}", ("optim.momentum",)),
+        (optim.name == "sgd", "optim.name=sgd", ("optim.beta1", "optim.beta2")),
+        (optim.decay not in ("cosine", "linear"), f"optim.decay={optim.decay}", ("optim.floor",)),
+        (optim.decay != "staircase", f"optim.decay={optim.decay}", ("optim.milestones",)),
+        (not system.compile, "system.compile=false", ("system.graphs",)),
+        (
+            system.checkpoint_steps > 0,
+            f"system.checkpoint_steps={system.checkpoint_steps}",
+            ("system.checkpoint_minutes",),
+        ),
+    ]
+
+
+def refuse_without_effect(given: Mapping[str, Any], configs: Sequence[Config]) -> None:
+    """Stops at a given setting that changes none of the runs.
+
+    One that switches off what does not take place anyway is obeyed: `augment.flip=false` with a
+    frozen backbone.
+    """
+    for name, value in given.items():
+        if (not value and name != "train.average_ramp") or value in ("none", "uniform"):
+            continue
+        reasons = [
+            [why for holds, why, names in without_effect(config) if holds and named(name, names)]
+            for config in configs
+        ]
+        if all(reasons):
+            raise VitrailError(f"{name} has no effect with {reasons[0][0]}; leave one of them out")
+    lengths = [name for name in ("train.steps", "train.epochs", "train.minutes") if given.get(name)]
+    if len(lengths) > 1:
+        raise VitrailError(f"{' and '.join(lengths)} cannot both be set; leave one of them out")
+
+
+def named(name: str, names: Sequence[str]) -> bool:
+    """Whether a setting is one of some, or in one of some sections."""
+    return any(name == one or (one.endswith(".") and name.startswith(one)) for one in names)
+
+
 def label_settings(config: Config) -> list[str]:
     """Settings that only make sense with labels, of those that are set."""
     train, augment = config.train, config.augment
     values = {
         "model.hidden": config.model.hidden,
+        "model.keep_head": config.model.keep_head,
         "data.sampling": config.data.sampling != "uniform",
         "train.freeze": train.freeze,
         "train.label_smoothing": train.label_smoothing,

@@ -1,5 +1,6 @@
 """What a user asked for: a recipe, a folder or a run, with settings on top."""
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import runs
-from vitrail.config import Config
+from vitrail.config import Config, refuse_without_effect
+from vitrail.console import say
 from vitrail.data.catalogue import CATALOGUE
+from vitrail.data.opening import same_data
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.settings import beneath, build, changed, find, override, parse, read, recipes
+from vitrail.runs import Run
+from vitrail.settings import (
+    beneath,
+    build,
+    changed,
+    find,
+    load,
+    override,
+    parse,
+    read,
+    recipes,
+    with_settings,
+)
 
 DEFAULT = "finetune/folder"
 """The recipe for a plain folder."""
+RUNS = Path("runs")
+"""Where runs are written without `--out`."""
 
 Settings = Mapping[str, Any] | Sequence[str]
 """`{"optim.lr": 0.01}` or `["optim.lr=0.01"]`."""
@@ -39,13 +56,75 @@ class Order:
             "changed": list(self.changed),
         }
 
-    def out(self, out: str | Path | None) -> Path:
-        """Where the run will be."""
-        return (
-            Path(out)
-            if out
-            else self.folder or Path("runs") / runs.name_of(self.title, self.changed)
-        )
+    def name(self, ending: str = "") -> Path:
+        """The folder of a first run; later ones are numbered."""
+        return RUNS / f"{runs.name_of(self.title, ())}{ending}"
+
+    def place(self, out: str | Path | None, resume: bool) -> tuple[Path, bool]:
+        """The run folder, and whether to number it where that name is taken.
+
+        Without `out`, `resume` takes the newest unfinished run with the same settings.
+        """
+        if out or self.folder:
+            return Path(out or self.folder or ""), False
+        same = [run for run in reversed(runs.find(RUNS, "*/run.json")) if self.began(run)]
+        unfinished = [run for run in same if run.info().get("status") != "finished"]
+        if resume and same:
+            return (unfinished or same)[0].folder, False
+        if resume:
+            say(f"no run with these settings in {RUNS}/ to resume: starting a new one")
+        stopped = (run.folder for run in unfinished if not runs.is_void(run))
+        if folder := next((one for one in stopped if not runs.busy(one)), None):
+            command = runs.resume_command(folder)
+            say(f"hint     `{command}` would continue the unfinished run with these settings")
+        return self.name(), True
+
+    def sweep_place(self, out: str | Path | None) -> tuple[Path, bool]:
+        """The folder of a sweep, and whether to number it where that name is taken.
+
+        Without `out`, the newest sweep with the same settings is continued.
+        """
+        if out:
+            return Path(out), False
+        for run in reversed(runs.find(RUNS, f"*/{self.trials}")):
+            if self.began(run):
+                return RUNS / run.folder.relative_to(RUNS).parts[0], False
+        return self.name("-sweep"), True
+
+    @property
+    def trials(self) -> str:
+        """Where the trials of a sweep are, below its folder."""
+        return f"{'*/' * ('data.source' in self.config.sweep)}trials/*/run.json"
+
+    def began(self, run: Run) -> bool:
+        """Whether a run was started with these settings, however the machine is used."""
+        info = run.info()
+        told = info.get("recipe"), lasting(info.get("changed") or ())
+        if told != (self.recipe, lasting(self.changed)):
+            return False
+        try:
+            source = load(run.folder / "config.toml").data.source
+        except VitrailError:
+            return False
+        return not self.config.data.source or same_data(source, self.config.data.source)
+
+
+def lasting(settings: Sequence[str]) -> list[str]:
+    """Settings that decide what a run learns."""
+    return [setting for setting in settings if not setting.startswith("system.")]
+
+
+def comparison_place(orders: Mapping[str, Order]) -> Path:
+    """The folder of a comparison: the newest with the same sweeps, or the next number."""
+    same = None
+    for folder in runs.numbered(RUNS / "comparison"):
+        if not runs.taken(folder):
+            return same or folder
+        trials = runs.find(folder, "**/trials/*/run.json")
+        begun = {run.folder.relative_to(folder).parts[0]: run for run in trials}
+        if begun and all(name in orders and orders[name].began(begun[name]) for name in begun):
+            same = folder
+    raise AssertionError("folders are numbered without end")
 
 
 def understand(what: str | Path, settings: Settings = (), lists: bool = False) -> Order:
@@ -54,11 +133,15 @@ def understand(what: str | Path, settings: Settings = (), lists: bool = False) -
     recipe, extra, folder = locate(what)
     written, given = read(find(recipe)), [*extra, *pairs]
     before, values = beneath(written, {}), beneath(written, dict(given))
-    title = recipe if not extra else Path(extra[0][1]).name or "data"
+    title = runs.title_of(extra[0][1]) if extra else recipe
     for name, value in given:
         swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
         override(values, f"sweep.{name}" if swept else name, value)
     config = build(values)
+    refuse_without_effect(
+        {name.removeprefix("sweep."): value for name, value in given},
+        tried(config) if lists else [config],
+    )
     told = tuple(
         setting
         for setting in changed(config, build(before))
@@ -66,6 +149,13 @@ def understand(what: str | Path, settings: Settings = (), lists: bool = False) -
     )
     name = Path(title).stem if title.endswith(".toml") else title
     return Order(config, recipe, name, told, folder)
+
+
+def tried(config: Config) -> list[Config]:
+    """Every run of a sweep's grid."""
+    names = [name.replace(".", "__") for name in config.sweep]
+    grid = itertools.product(*config.sweep.values())
+    return [with_settings(config, **dict(zip(names, point, strict=True))) for point in grid]
 
 
 def locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:

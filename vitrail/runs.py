@@ -6,12 +6,14 @@ metrics.jsonl      one JSON object per event: the only source of curves
 log.txt            what the terminal said
 model.safetensors  the weights that were kept, with classes and preprocessing
 last.pt            all that an exact resume needs
+previous.pt        the checkpoint before it, should last.pt be damaged
 augmented.jpg      training images as the model saw them
 evaluation/*.json  one per evaluated part of the data
 inspection/        what the model looks at: numbers in inspection.json, and pictures
 report.html        all of the above on one page
 """
 
+import itertools
 import json
 import os
 import platform
@@ -20,7 +22,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -29,12 +31,17 @@ from typing import Any
 
 from vitrail import __version__
 from vitrail.config import Config
-from vitrail.console import say
+from vitrail.console import escaped, say
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.settings import changed, load, to_toml
 from vitrail.weights.files import replace_with
 
 LONGEST_NAME = 120
+LONGEST_TITLE = 40
+
+
+class BusyError(VitrailError):
+    """Another process is training in the folder."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,15 @@ class Run:
     @property
     def checkpoint(self) -> Path:
         return self.folder / "last.pt"
+
+    @property
+    def previous_checkpoint(self) -> Path:
+        return self.folder / "previous.pt"
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is something to resume from."""
+        # A kill between two renames leaves the previous one alone.
+        return self.checkpoint.exists() or self.previous_checkpoint.exists()
 
     def info(self) -> dict[str, Any]:
         """What run.json says; empty where there is none."""
@@ -70,7 +86,7 @@ class Run:
         """One line on the terminal and in log.txt."""
         if self.writes:
             say(line)
-            append(self.folder / "log.txt", line)
+            append(self.folder / "log.txt", escaped(line))
 
     def log(self) -> str:
         """What log.txt holds."""
@@ -107,27 +123,73 @@ class Run:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path) -> Iterator[Path]:
     """Keeps other processes from training in a folder until this one ends, however it ends."""
     make_folder(folder)
     try:
         import fcntl
     except ImportError:  # Windows
-        yield
+        yield folder
         return
-    handle = os.open(folder, os.O_RDONLY)
+    path = folder / ".lock"
     try:
-        with suppress(OSError):  # a disk without locks
+        file = path.open("a")
+    except OSError as error:
+        raise FailureError(f"cannot write {path} ({one_line(error)})") from None
+    with file:
+        try:
+            # A lock of this process alone: those that decode its pictures may outlive it a while.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise BusyError(
+                f"another process is training in {folder} right now; wait for it, or choose "
+                "another folder with --out"
+            ) from None
+        yield folder
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[Path]:
+    """Holds the first free folder of NAME, NAME-2, NAME-3, …, and yields it."""
+    for place in numbered(folder):
+        if taken(place):
+            continue
+        with ExitStack() as stack:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise VitrailError(
-                    f"another process is training in {folder} right now; wait for it, or choose "
-                    "another folder with --out"
-                ) from None
-        yield
-    finally:
-        os.close(handle)
+                stack.enter_context(held(place))
+            except BusyError:
+                continue
+            if not taken(place):  # by a process that came first and has ended since
+                yield place
+                return
+
+
+def busy(folder: Path) -> bool:
+    """Whether another process is training in a folder."""
+    try:
+        with held(folder):
+            return False
+    except BusyError:
+        return True
+
+
+def numbered(folder: Path) -> Iterator[Path]:
+    """NAME, NAME-2, NAME-3, …"""
+    yield folder
+    for number in itertools.count(2):
+        yield folder.with_name(f"{folder.name}-{number}")
+
+
+def taken(folder: Path) -> bool:
+    """Whether a folder holds anything that a new run would overwrite or mix with."""
+    if not folder.is_dir():
+        return folder.exists()
+    return not is_void(Run(folder)) and any(path.name != ".lock" for path in folder.iterdir())
+
+
+def is_void(run: Run) -> bool:
+    """Whether a run failed before there was anything to resume from."""
+    return run.info().get("status") == "failed" and not run.has_checkpoint()
 
 
 def create(folder: Path, config: Config, facts: Mapping[str, Any], resume: bool) -> Run:
@@ -136,8 +198,8 @@ def create(folder: Path, config: Config, facts: Mapping[str, Any], resume: bool)
     Nothing is overwritten, but for a run that failed before there was anything to go on from.
     """
     run = Run(folder)
-    if not resume and run.info().get("status") == "failed" and not run.checkpoint.exists():
-        for name in ("run.json", "metrics.jsonl", "log.txt"):
+    if not resume and is_void(run):
+        for name in ("run.json", "metrics.jsonl", "log.txt", "augmented.jpg"):
             (folder / name).unlink(missing_ok=True)
     if (folder / "run.json").exists() and not resume:
         raise VitrailError(
@@ -165,9 +227,14 @@ def refuse_other(folder: Path, config: Config) -> None:
     )
     if now:
         raise VitrailError(
-            f"{folder} was begun with {then}, not {now}; `vitrail train {folder} --resume` goes on "
+            f"{folder} was begun with {then}, not {now}; `{resume_command(folder)}` goes on "
             "as it began, another --out begins anew"
         )
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to continue a run."""
+    return shlex.join(["vitrail", "train", str(folder), "--resume"])
 
 
 def described(run: Run) -> str:
@@ -185,6 +252,17 @@ def score(run: Run) -> tuple[float | None, str, int]:
             return found.get("top1"), split, found.get("n", 0)
     best = run.info().get("best") or {}
     return best.get("top1"), "val", best.get("n", 0)
+
+
+def title_of(source: str) -> str:
+    """A short name for DATA: its folder's, or what its shards' names have in common."""
+    path = Path(source).expanduser()
+    known = path.resolve() if os.path.lexists(path) else path
+    for part in reversed(known.parts):
+        stem = re.sub(r"\.tar.*|[{\[*?].*", "", part)
+        if title := re.sub(r"[^\w.-]+", "-", stem)[:LONGEST_TITLE].strip("-_."):
+            return title
+    return "data"
 
 
 def name_of(recipe: str, settings: Sequence[str]) -> str:
@@ -215,11 +293,11 @@ def run_of(model: Path) -> Run | None:
     return None if found is None else Run(found)
 
 
-def find(root: Path) -> list[Run]:
+def find(root: Path, pattern: str = "**/run.json") -> list[Run]:
     """The runs below a folder, oldest first."""
     if not root.is_dir():
         return []
-    found = [Run(path.parent, writes=False) for path in root.rglob("run.json")]
+    found = [Run(path.parent, writes=False) for path in root.glob(pattern)]
     return sorted(
         (run for run in found if is_run(run.folder)),
         key=lambda run: (str(run.info().get("started", "")), str(run.folder)),
@@ -287,7 +365,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is missing or broken."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -298,7 +376,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             found.append(json.loads(line))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return [value for value in found if isinstance(value, dict)]
 
@@ -306,6 +384,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def write_text(path: Path, text: str) -> None:
     """The whole file or none of it."""
     replace_with(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def move(path: Path, target: Path) -> None:
+    """Puts a file in the place of another."""
+    try:
+        path.replace(target)
+    except OSError as error:
+        raise FailureError(f"cannot write {target} ({one_line(error)})") from None
 
 
 def append(path: Path, line: str) -> None:

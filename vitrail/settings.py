@@ -80,11 +80,14 @@ def read(path: Path) -> dict[str, Any]:
     """The settings of a recipe as a flat dictionary, each value checked."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        pairs = flat(tree)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise VitrailError(f"cannot read {path}: {error}") from None
+    except RecursionError:
+        raise VitrailError(f"cannot read {path}: it is nested too deeply") from None
     values: dict[str, Any] = {}
     try:
-        for name, value in flat(tree):
+        for name, value in pairs:
             put(values, name, value)
     except VitrailError as error:
         raise VitrailError(f"{path}: {error}") from None
@@ -112,7 +115,7 @@ def parse(setting: str) -> tuple[str, Any]:
         return name, text
     try:
         return name, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return name, text
 
 
@@ -271,12 +274,18 @@ def to_toml(config: Config) -> str:
         if dot and here != section:
             lines += ["", f"[{here}]"]
             section = here
-        explained = explanations().get(name, "")
+        explained = " ".join(filter(None, (choices(name), explanations().get(name, ""))))
         comment = f"  # {explained}" if explained else ""
         # Names under [sweep] are dotted settings, and would make tables of their own.
         shown_key = f'"{key}"' if here == "sweep" else key if dot else here
         lines.append(f"{shown_key} = {shown(value)}{comment}")
     return "\n".join(lines) + "\n"
+
+
+def choices(name: str) -> str:
+    """The values that a setting may have, where they are a closed set."""
+    kind = schema().get(name)
+    return f"{' | '.join(map(shown, get_args(kind)))}." if get_origin(kind) is Literal else ""
 
 
 @cache

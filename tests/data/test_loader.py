@@ -78,8 +78,26 @@ def test_workers_change_nothing():
 def test_two_processes_share_the_batches_of_one():
     whole = batches(0, 5)
     halves = [batches(0, 5, rank=rank, world=2) for rank in (0, 1)]
-    together = torch.stack(halves, dim=2).reshape(5, 4, 2)
-    assert torch.equal(together, whole)
+    assert torch.equal(torch.cat(halves, dim=1), whole)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_any_rows_come_with_the_image_before_them_in_the_batch_of_all_processes(world):
+    whole = batches(2, 1)[0]
+    for rank in range(world):
+        dataset = Augmented(source(), noisy, seed=1)
+        stream = Stream(dataset.targets, zeros(10), seed=1)
+        share = Share(stream, batch=4, rank=rank, world=world, start=2, mixing=True)
+        batch = next(training_batches(dataset, share, workers=0, device=CPU))
+        size = 4 // world
+        assert len(batch) == size
+        assert batch.first == 8 + rank * size
+        for start in range(size):
+            images, targets = batch.preceded(slice(start, size))
+            mine = range(rank * size + start, (rank + 1) * size)
+            expected = whole[[*mine, mine[0] - 1]]
+            assert torch.equal(images, expected)
+            assert torch.equal(targets, expected[:, 0].long() % 2)
 
 
 def test_a_picture_is_varied_differently_in_every_pass():

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch
-from vitrail.errors import FailureError
+from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import Learner
-from vitrail.training.devices import Devices, out_of_memory
+from vitrail.training.devices import Devices
 from vitrail.training.loop import DivergedError, Length, Loop
 from vitrail.training.schedule import Schedule
 
@@ -38,6 +38,10 @@ def batches(n: int = 16) -> Iterator[Batch]:
         yield Batch(images=images, targets=torch.zeros(n, dtype=torch.int64))
 
 
+def rows_of(batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+    return batch.images[rows], batch.targets[rows]
+
+
 def loop(task: Squares, *, lr: float = 0.05, steps: int = 8, **options) -> Loop:
     optimiser = torch.optim.SGD(task.parameters(), lr=lr, momentum=0.9)
     return Loop(
@@ -49,7 +53,7 @@ def loop(task: Squares, *, lr: float = 0.05, steps: int = 8, **options) -> Loop:
         clip=1.0,
         seed=0,
         microbatch=options.get("microbatch", 0),
-        prepare=lambda inputs, targets: (inputs, targets),
+        prepare=options.get("prepare", rows_of),
     )
 
 
@@ -88,6 +92,20 @@ def test_out_of_memory_halves_what_is_done_at_once_and_repeats_the_update():
     plain, expected = trained(Squares())
     assert losses == pytest.approx(expected, rel=1e-5)
     torch.testing.assert_close(run.learner.task.model.weight, plain.learner.task.model.weight)
+
+
+def test_out_of_memory_while_a_batch_is_prepared_halves_what_is_prepared():
+    prepared: list[int] = []
+
+    def prepare(batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+        prepared.append(rows.stop - rows.start)
+        if prepared[-1] > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rows_of(batch, rows)
+
+    run, _ = trained(Squares(), steps=1, prepare=prepare)
+    assert prepared == [16, 8, 4, 4, 4, 4]
+    assert run.microbatch == 4
 
 
 def test_a_processor_out_of_memory_is_known_by_what_it_says():

@@ -283,6 +283,41 @@ def test_a_task_that_comes_later_may_change_the_choice(place, tmp_path):
     ]
 
 
+def test_a_grid_can_be_extended_in_the_same_folder(tmp_path, capsys):
+    def extended(**more: Any) -> tuple[dict[str, Any], str]:
+        given = TINY | {
+            "data.size": 8,
+            "model.variant": "Ti/4",
+            "train.steps": 12,
+            "data.subset": 64,
+        }
+        given |= {"train.batch": 64} | {name.replace("_", ".", 1): x for name, x in more.items()}
+        result = sweep("digits", given, seeds=1, out=tmp_path, device="cpu")
+        return result, capsys.readouterr().err
+
+    first, _ = extended(optim_lr=[1e-6])
+    (before,) = first["seeds"]
+    same, said = extended(optim_lr=[1e-6, 1e-7])
+    assert (same["chosen"], same["seeds"]) == (first["chosen"], first["seeds"])
+    assert (said.count("trial  "), said.count("retrain  ")) == (1, 0)
+    # Another winner is retrained beside the old one, which counts no longer.
+    second, said = extended(optim_lr=[1e-6, 0.1])
+    assert second["chosen"] == {"optim.lr": 0.1}
+    assert (said.count("trial  "), said.count("retrain  ")) == (1, 1)
+    (after,) = second["seeds"]
+    assert load(Path(after["run"]) / "config.toml").optim.lr == 0.1
+    assert load(Path(before["run"]) / "config.toml").optim.lr == 1e-6
+    assert str(tmp_path) in after["run"] != before["run"]
+    # One more setting to try: what was trained with its present value is known.
+    third, said = extended(optim_lr=[1e-6, 0.1], system_log_steps=[10, 1])
+    assert len({trial["run"] for trial in third["trials"]}) == 4
+    assert (said.count("trial  "), said.count("retrain  ")) == (2, 0)
+    with pytest.raises(
+        VitrailError, match=r"was begun with .*train.steps=12, not .*train.steps=11"
+    ):
+        extended(optim_lr=[0.1], train_steps=11)
+
+
 def test_a_damaged_file_is_no_absence(place, tmp_path):
     write_lists(place / "vtab" / "dtd", classes=47)
     (place / "dsprites").mkdir()

@@ -1,10 +1,13 @@
 """A run that is killed and resumed ends where the run that was never killed ends, to the bit."""
 
+import errno
 import os
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
 from vitrail.settings import load
 from vitrail.training import checkpoint, training
+from vitrail.training.devices import devices
 
 KILLS = 20
 STEPS = 120
@@ -135,6 +139,23 @@ def test_a_polite_stop_writes_a_checkpoint_first(recipe, tmp_path, number):
     assert Run(out).info()["status"] == "finished"
 
 
+def test_a_run_begun_by_an_earlier_version_resumes_and_says_not_bit_exactly(
+    recipe, tmp_path, capsys
+):
+    out = tmp_path / "run"
+    settings = ("train.steps=6", "train.evaluations=0")
+    stop = patch.object(training.Training, "conclude", side_effect=KeyboardInterrupt)
+    with stop, suppress(KeyboardInterrupt):
+        sitting(recipe, out, False, *settings)
+    content = torch.load(out / "last.pt", weights_only=True)
+    del content["counters"]["draws"]
+    content["counters"]["step"] = 3
+    torch.save(content, out / "last.pt")
+    sitting(recipe, out, True, *settings)
+    assert Run(out).info()["status"] == "finished"
+    assert "resumed  at step 3, not bit-exactly" in capsys.readouterr().err
+
+
 def test_a_run_is_never_overwritten(recipe, tmp_path):
     out = tmp_path / "run"
     short = ("train.steps=2", "train.evaluations=1")
@@ -169,6 +190,106 @@ def test_a_damaged_checkpoint_is_one_line(recipe, tmp_path):
     out = tmp_path / "run"
     train(recipe, ["train.steps=2"], out=out, device="cpu")
     Run(out).update(status="running")
-    (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:1000])
-    with pytest.raises(FailureError, match="cannot resume from"):
+    for name in ("last.pt", "previous.pt"):
+        (out / name).write_bytes((out / name).read_bytes()[:1000])
+    with pytest.raises(
+        FailureError, match=r"cannot resume .*last\.pt.*previous\.pt.*--out"
+    ) as said:
         train(recipe, ["train.steps=2"], out=out, resume=True, device="cpu")
+    assert "\n" not in str(said.value)
+
+
+def interrupted(recipe: Path, out: Path) -> None:
+    """A run of 12 steps with checkpoints at 9 and 12 that did not get to its end."""
+    sitting(recipe, out, False, "train.steps=12", "train.evaluations=0")
+    Run(out).update(status="running")
+    assert [checkpoint.read(out / f"{name}.pt")[1].step for name in ("last", "previous")] == [12, 9]
+
+
+def flip(path: Path, share: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_one_flipped_bit_goes_back_to_the_checkpoint_before(recipe, tmp_path, capsys, share):
+    out = tmp_path / "run"
+    interrupted(recipe, out)
+    weights = load_file(out / "model.safetensors")
+    (out / "model.safetensors").unlink()
+    flip(out / "last.pt", share)
+    capsys.readouterr()
+    sitting(recipe, out, True, "train.steps=12", "train.evaluations=0")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "last.pt" in line]
+    assert line.startswith("resumed  at step 9")
+    assert "damaged" in line
+    again = load_file(out / "model.safetensors")
+    assert all(weights[key].equal(again[key]) for key in weights)
+    # The good checkpoint was not pushed out by the damaged one.
+    assert [checkpoint.read(out / f"{name}.pt")[1].step for name in ("last", "previous")] == [12, 9]
+
+
+def test_a_kill_between_two_renames_leaves_a_checkpoint(recipe, tmp_path, capsys):
+    out = tmp_path / "run"
+    interrupted(recipe, out)
+    (out / "last.pt").unlink()
+    sitting(recipe, out, True, "train.steps=12", "train.evaluations=0")
+    assert "resumed  at step 9" in capsys.readouterr().err
+
+
+def test_a_checkpoint_from_before_there_were_checksums_resumes_unless_it_is_damaged(tmp_path):
+    old = tmp_path / "last.pt"
+    torch.save({"learner": {"x": torch.arange(1000)}, "counters": {"step": 7}}, old)
+    state, counters = checkpoint.read(old)
+    assert state["x"].equal(torch.arange(1000))
+    assert counters.step == 7
+    flip(old, 0.5)
+    with pytest.raises(FailureError, match="damaged"):
+        checkpoint.read(old)
+
+
+def test_a_full_disk_leaves_both_checkpoints_as_they_were(tmp_path, monkeypatch):
+    last, previous = tmp_path / "last.pt", tmp_path / "previous.pt"
+    for step in (1, 2):
+        checkpoint.write(last, previous, {"x": torch.zeros(9)}, checkpoint.Counters(step=step))
+
+    def full(file, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint.Hashed, "write", full)
+    with pytest.raises(FailureError, match=r"cannot write .*last\.pt \(No space left on device\)"):
+        checkpoint.write(last, previous, {"x": torch.zeros(9)}, checkpoint.Counters(step=3))
+    assert [checkpoint.read(path)[1].step for path in (last, previous)] == [2, 1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last.pt", "previous.pt"]
+
+
+def test_a_disk_that_cannot_read_the_last_checkpoint_goes_back_to_the_one_before(
+    tmp_path, monkeypatch
+):
+    last, previous = tmp_path / "last.pt", tmp_path / "previous.pt"
+    for step in (1, 2):
+        checkpoint.write(last, previous, {}, checkpoint.Counters(step=step))
+    opened = Path.open
+
+    def failing(path, *arguments, **options):
+        if path == last:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", failing)
+    with devices("cpu") as where:
+        used, _, counters, problems = checkpoint.read_newest((last, previous), where)
+    assert (used, counters.step) == (previous, 1)
+    assert problems == ["last.pt cannot be used: Input/output error"]
+
+
+@pytest.mark.parametrize("missing", ["optimiser", "model", "average"])
+def test_a_checkpoint_that_lacks_something_is_one_line(recipe, tmp_path, missing):
+    out = tmp_path / "run"
+    interrupted(recipe, out)
+    state, counters = checkpoint.read(out / "last.pt")
+    del state[missing]
+    checkpoint.write(out / "last.pt", out / "previous.pt", state, counters)
+    with pytest.raises(FailureError, match=rf"'{missing}' is missing"):
+        sitting(recipe, out, True, "train.steps=12", "train.evaluations=0")

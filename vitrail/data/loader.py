@@ -1,13 +1,14 @@
 """Which pictures make up each batch, and the processes that decode them.
 
-Everything random is a function of the seed and of a position in one endless stream of pictures, so
-the number of workers changes nothing, and resuming is starting the stream later.
+Everything random is a function of the seed and of a position in one endless stream of images, so
+the number of workers and of processes changes nothing, and resuming is starting the stream later.
 """
 
 import hashlib
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -126,20 +127,37 @@ class Share:
     world: int
     start: int
     """The first step."""
+    mixing: bool = False
+    """Images are mixed with the one before them, so each process also needs the one before its
+    first. One process alone has it already: the batch is a ring."""
+
+    @property
+    def size(self) -> int:
+        """This process's images of one batch."""
+        return self.batch // self.world
+
+    @property
+    def overlap(self) -> int:
+        """Images that come on top, from another process's share."""
+        return int(self.mixing and self.world > 1)
 
     @property
     def chunks_per_step(self) -> int:
         """Chunks that make up this process's share of one batch."""
-        return -(-(self.batch // self.world) // CHUNK)
+        return -(-(self.size + self.overlap) // CHUNK)
+
+    def first(self, step: int) -> int:
+        """The position of this process's first image of a step."""
+        return step * self.batch + self.rank * self.size
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        step = self.start
-        while True:
-            first = step * self.batch
-            mine = range(first + self.rank, first + self.batch, self.world)
-            for i in range(0, len(mine), CHUNK):
-                yield [(position, self.stream[position]) for position in mine[i : i + CHUNK]]
-            step += 1
+        for step in count(self.start):
+            first = self.first(step)
+            mine = list(range(first, first + self.size))
+            if self.overlap:
+                mine.append(first - 1 if self.rank else first + self.batch - 1)
+            for positions in np.array_split(mine, self.chunks_per_step):
+                yield [(position, self.stream[position]) for position in positions.tolist()]
 
 
 @dataclass(frozen=True)
@@ -149,6 +167,20 @@ class Batch:
     images: Tensor
     targets: Int[Tensor, " b"]
     broken: Sequence[Broken] = ()
+    first: int = 0
+    """The position of its first image."""
+    overlap: int = 0
+    """Whether the last row is not of this share, but the image before the first, to mix with."""
+
+    def __len__(self) -> int:
+        return len(self.targets) - self.overlap
+
+    def preceded(self, rows: slice) -> tuple[Tensor, Int[Tensor, " r"]]:
+        """Some rows and, after them, the row before them in the batch of all processes."""
+        before = slice(rows.start - 1, rows.start or None)  # the last row precedes the first
+        parts = [(x[rows], x[before]) for x in (self.images, self.targets)]
+        images, targets = (torch.cat(pair) for pair in parts)
+        return images, targets
 
 
 def training_batches(
@@ -167,7 +199,7 @@ def training_batches(
         generator=torch.Generator(),
     )
     chunks = iter(loader)
-    while True:
+    for step in count(share.start):
         parts = [next(chunks) for _ in range(share.chunks_per_step)]
         images = [images.to(device, non_blocking=True) for images, _, _ in parts]
         targets = [targets.to(device, non_blocking=True) for _, targets, _ in parts]
@@ -175,6 +207,8 @@ def training_batches(
             images=images[0] if len(images) == 1 else torch.cat(images),
             targets=targets[0] if len(targets) == 1 else torch.cat(targets),
             broken=[pair for _, _, broken in parts for pair in broken],
+            first=share.first(step),
+            overlap=share.overlap,
         )
 
 

@@ -4,6 +4,8 @@ Patches are spoilt after their projection and before positions are added, so the
 something is missing. It has to answer at every spoilt position, and only there.
 """
 
+import math
+from functools import partial
 from typing import Literal
 
 import torch
@@ -68,22 +70,23 @@ class MaskedPatches(nn.Module):
             model.pool.requires_grad_(False)  # nothing is pooled here
 
     def forward(
-        self, inputs: Float[Tensor, "b c y x"], targets: Tensor | None = None
+        self, inputs: Float[Tensor, "b c y x"], noise: Float[Tensor, "b 3 n"] | None = None
     ) -> Float[Tensor, " b"]:
-        """The loss of each image; `targets` are classes, which this objective does not look at."""
-        spoilt: list[Int[Tensor, "b m"]] = []
+        """The loss of each image; `noise` from `draw` decides what is masked, and how.
 
-        def corrupt(patches: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
-            chosen = choose(len(patches), patches.shape[1], self.share, patches.device)
-            spoilt.append(chosen)
-            return spoil(patches, chosen, self.mask_token)
-
+        Without it, masks are drawn from torch's global generator.
+        """
         a = self.model.architecture
-        tokens = self.model.tokens(inputs, corrupt)[:, a.prefix :]
+        if noise is None:
+            noise = torch.rand(len(inputs), 3, math.prod(a.grid), device=inputs.device)
+        chosen = choose(noise[:, 0], self.share)
+        tokens = self.model.tokens(
+            inputs, partial(spoil, chosen=chosen, mask=self.mask_token, noise=noise)
+        )[:, a.prefix :]
         if a.norm_after_pool:
             tokens = self.model.norm(tokens)  # which has not happened yet
-        answers = self.head(taken(tokens, spoilt[0])).float()
-        truth = taken(self.truth(inputs), spoilt[0])
+        answers = self.head(taken(tokens, chosen)).float()
+        truth = taken(self.truth(inputs), chosen)
         if self.target == "pixels":
             return (answers - truth).square().mean((1, 2))
         answers = rearrange(answers, "b m (k v) -> b v m k", v=LEVELS ** inputs.shape[1])
@@ -128,21 +131,48 @@ def check(a: ViTArchitecture, target: Target, colours: int) -> None:
             raise VitrailError(told)
 
 
-def choose(
-    images: int, patches: int, share: float, device: torch.device | str = "cpu"
-) -> Int[Tensor, "images m"]:
+def draw(seed: int, positions: Int[Tensor, " b"], patches: int) -> Float[Tensor, "b 3 n"]:
+    """Uniform noise for each image: which patches are spoilt, how, and what replaces them.
+
+    SplitMix64 of a counter (Steele et al. 2014) and no generator, so that the noise of an image
+    depends on the seed and its position alone, not on the batch, the process or the device.
+    """
+    counters = torch.arange(1, 3 * patches + 1, device=positions.device)
+    # Integers of 64 bits wrap around, as they should.
+    x = seed + (positions[:, None] * (3 * patches) + counters) * signed(0x9E3779B97F4A7C15)
+    x = (x ^ shifted(x, 30)) * signed(0xBF58476D1CE4E5B9)
+    x = (x ^ shifted(x, 27)) * signed(0x94D049BB133111EB)
+    x = x ^ shifted(x, 31)
+    return (shifted(x, 40).float() / (1 << 24)).unflatten(1, (3, patches))
+
+
+def signed(number: int) -> int:
+    """The 64 bits of a number as a signed one, the only kind that torch multiplies."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def shifted(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
+    """To the right, with zeros coming in from the left."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def choose(noise: Float[Tensor, "b n"], share: float) -> Int[Tensor, "b m"]:
     """The patches of each image that are spoilt: always the same number, at least one."""
+    patches = noise.shape[1]
     count = min(max(1, round(share * patches)), patches)
-    return torch.rand(images, patches, device=device).argsort(1)[:, :count]
+    return noise.argsort(1)[:, :count]
 
 
 def spoil(
-    patches: Float[Tensor, "b n d"], chosen: Int[Tensor, "b m"], mask: Float[Tensor, " d"]
+    patches: Float[Tensor, "b n d"],
+    chosen: Int[Tensor, "b m"],
+    mask: Float[Tensor, " d"],
+    noise: Float[Tensor, "b 3 n"],
 ) -> Float[Tensor, "b n d"]:
     """The chosen patches hidden, swapped for another one of the same image, or left as they are."""
-    n = patches.shape[1]
-    chance = torch.rand(chosen.shape, device=patches.device)
-    step = torch.randint(1, max(n, 2), chosen.shape, device=patches.device)
+    n, m = patches.shape[1], chosen.shape[1]
+    chance = noise[:, 1, :m]
+    step = 1 + (noise[:, 2, :m] * (n - 1)).long()
     own, other = taken(patches, chosen), taken(patches, (chosen + step) % n)
     hidden: Bool[Tensor, "b m 1"] = (chance < HIDDEN)[..., None]
     swapped: Bool[Tensor, "b m 1"] = ((chance >= HIDDEN) & (chance < HIDDEN + SWAPPED))[..., None]

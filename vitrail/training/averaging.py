@@ -1,17 +1,18 @@
 """Polyak averaging: a second set of weights that follows the trained one slowly (R27)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 class Average:
     """A running average of a model's parameters and floating-point buffers."""
 
-    def __init__(self, model: nn.Module, factor: float) -> None:
-        self.factor = factor
+    def __init__(self, model: nn.Module, factor: float, ramp: bool = True) -> None:
+        self.factor, self.ramp = factor, ramp
         self.live = averaged(model)
         self.tensors = {name: x.clone() for name, x in self.live.items()}
 
@@ -19,11 +20,11 @@ class Average:
     def update(self, step: int) -> None:
         """Moves the average after update number `step`, counted from zero.
 
-        Early on the factor is smaller, or the average would stay at the untrained weights for
-        thousands of updates.
+        With a ramp the factor starts small, or the average would stay close to the initial
+        weights for thousands of updates.
         """
-        factor = min(self.factor, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.tensors.values()), list(self.live.values()), 1 - factor)
+        factor = min(self.factor, (1 + step) / (10 + step)) if self.ramp else self.factor
+        torch._foreach_lerp_(own_parts(self.tensors), own_parts(self.live), 1 - factor)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -41,6 +42,11 @@ class Average:
             kept = live.clone()
             live.copy_(self.tensors[name])
             self.tensors[name].copy_(kept)
+
+
+def own_parts(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """What this process has of each tensor: parameters may be sharded, buffers are whole."""
+    return [x.to_local() if isinstance(x, DTensor) else x for x in tensors.values()]
 
 
 def averaged(model: nn.Module) -> dict[str, Tensor]:

@@ -32,13 +32,16 @@ FROM_SCRATCH_CROP = 0.875
 """256 to 224 pixels, as ImageNet is usually evaluated."""
 
 
-def build_model(settings: config.Model, data: config.Data, labels: tuple[str, ...]) -> Classifier:
+def build_model(
+    settings: config.Model, data: config.Data, labels: tuple[str, ...], keep_head: bool = False
+) -> Classifier:
     """The model to train, with the classes of the data and the preprocessing it will be used with.
 
-    Weights that already know exactly these classes keep their head; others get a zero one (R24).
+    Weights to start from get a zero head, as in the paper, unless they know these classes and
+    the settings, or the run that is resumed, keep theirs.
     """
     if settings.init:
-        model = from_weights(settings, data, labels)
+        model = from_weights(settings, data, labels, keep_head)
     elif settings.variant:
         model = create(
             settings.variant, classes=len(labels), size=data.size, **chosen_options(settings)
@@ -72,13 +75,22 @@ def chosen_options(settings: config.Model) -> dict[str, Any]:
     return {key: value for key in (*names, *more) if (value := getattr(settings, key))}
 
 
-def from_weights(settings: config.Model, data: config.Data, labels: tuple[str, ...]) -> Classifier:
+def from_weights(
+    settings: config.Model, data: config.Data, labels: tuple[str, ...], keep_head: bool
+) -> Classifier:
     """Trained weights, at the size and with the classes of the data."""
     rates = {key: v for key in ("dropout", "drop_path") if (v := getattr(settings, key))}
     model = load(settings.init, size=data.size, **rates)
     refuse_other_parts(model.learnt_from, settings.init, data)
     refuse_other_shape(model.architecture, settings, data)
-    if not labels or model.head is None or model.labels != labels:
+    known = bool(labels) and model.head is not None and model.labels == labels
+    if settings.keep_head and not known:
+        named = ", ".join(model.labels[:3]) or "unnamed"
+        raise VitrailError(
+            f"model.keep_head=true: the classes of {settings.init} ({named} …) are not those of "
+            f"{data.source}; leave it out to start from a zero head"
+        )
+    if not (known and (settings.keep_head or keep_head)):
         model.replace_head(len(labels), settings.head_bias)
     return model
 

@@ -2,13 +2,20 @@
 
 Order, augmentation and dropout are functions of the seed and the step, so no random state and no
 data position is kept beside the step.
+
+A checkpoint is a torch file followed by the SHA-256 of its bytes, which is verified before anything
+is read from it: torch itself loads a file with flipped bits without complaint. The last two
+checkpoints are kept, so that a damaged one costs a few steps and not the run.
 """
 
-import pickle
+import hashlib
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +29,15 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from vitrail.errors import FailureError, one_line
+from vitrail.errors import FailureError, one_line, out_of_memory
 from vitrail.training.averaging import Average
+from vitrail.training.devices import Devices
 from vitrail.weights.files import replace_with
+
+MARK = b"\nsha256:"
+"""Stands between a checkpoint and its digest. torch ignores what follows its file."""
+TRAILER = len(MARK) + hashlib.sha256().digest_size
+CHUNK = 1 << 20
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -44,6 +57,8 @@ class Counters:
     since_best: int = 0
     """Evaluations since then."""
     stopped_early: bool = False
+    draws: int = 2
+    """Version of the rule by which order, augmentation, mixing and masking are drawn."""
 
     @property
     def spent(self) -> float:
@@ -79,20 +94,42 @@ class Learner:
             state["average"] = {name: whole(x).cpu() for name, x in self.average.tensors.items()}
         return state
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Takes up where `state` was written."""
+    def restore(self, state: dict[str, Any], path: Path) -> None:
+        """Takes up where `state` was written; `path` is where it was read."""
+        try:
+            self.load(state)
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and out_of_memory(error):
+                raise
+            why = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
+            raise FailureError(
+                f"cannot resume from {path}: it does not fit the run ({why}); start over in "
+                "another folder with --out"
+            ) from None
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Sets everything to what `state` says."""
         self.scaler.load_state_dict(state["scaler"])
+        # A sharded run names its parameters, any other numbers them; either resumes as the other.
+        names = self.parameter_names()
         if sharded(self.task):
             set_model_state_dict(self.task, state["model"], options=WHOLE)
+            named = rekeyed(state["optimiser"], dict(enumerate(names)))
             set_optimizer_state_dict(
-                self.task, self.optimiser, optim_state_dict=state["optimiser"], options=WHOLE
+                self.task, self.optimiser, optim_state_dict=named, options=WHOLE
             )
         else:
             bare(self.task).load_state_dict(state["model"])
-            self.optimiser.load_state_dict(state["optimiser"])
+            numbers = {name: number for number, name in enumerate(names)}
+            self.optimiser.load_state_dict(rekeyed(state["optimiser"], numbers))
         if self.average is not None:
             for name, x in self.average.tensors.items():
                 x.copy_(like(state["average"][name], x))
+
+    def parameter_names(self) -> list[str]:
+        """The names of the optimizer's parameters, in its own order."""
+        names = {x: name for name, x in bare(self.task).named_parameters()}
+        return [names[x] for group in self.optimiser.param_groups for x in group["params"]]
 
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors, whole and on the CPU. All processes must ask for them together."""
@@ -105,6 +142,18 @@ class Learner:
             for name, x in state.items()
             if name.startswith("model.")
         }
+
+
+def rekeyed(state: dict[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
+    """An optimizer's state with other keys for its parameters, where there are others."""
+    groups = [
+        group | {"params": [keys.get(key, key) for key in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return {
+        "state": {keys.get(key, key): value for key, value in state["state"].items()},
+        "param_groups": groups,
+    }
 
 
 def bare(task: nn.Module) -> nn.Module:
@@ -130,18 +179,96 @@ def like(x: Tensor, part: Tensor) -> Tensor:
     )
 
 
-def write(path: Path, learner_state: dict[str, Any], counters: Counters) -> None:
-    """Puts a checkpoint in the place of the last one, in one move."""
+class Hashed:
+    """A file that is written and hashed at once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.sum = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> int:
+        self.sum.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def write(path: Path, previous: Path, learner_state: dict[str, Any], counters: Counters) -> None:
+    """Puts a checkpoint in the place of the last one, which is kept as `previous`."""
     content = {"learner": learner_state, "counters": vars(counters)}
-    replace_with(path, lambda part: torch.save(content, part))
+
+    def save(part: Path) -> None:
+        with part.open("wb") as file:
+            hashed: Any = Hashed(file)
+            try:
+                torch.save(content, hashed)
+            except RuntimeError as error:
+                # On a full disk torch only counts bytes; what the disk said is the context.
+                raise error.__context__ or error from None
+            file.write(MARK + hashed.sum.digest())
+
+    replace_with(path, save, previous=previous)
 
 
 def read(path: Path) -> tuple[dict[str, Any], Counters]:
     """A checkpoint, without running anything that it may hold."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        return content["learner"], Counters(**content["counters"])
-    except (OSError, RuntimeError, pickle.UnpicklingError, KeyError, TypeError, EOFError) as error:
-        raise FailureError(
-            f"cannot resume from {path} ({one_line(error)}); begin anew elsewhere with --out"
-        ) from None
+        with path.open("rb") as file:
+            verify(file)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        counters = {"draws": 1} | content["counters"]
+        return content["learner"], Counters(step=counters.pop("step"), **counters)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file can make torch raise anything
+        if isinstance(error, RuntimeError) and out_of_memory(error):
+            raise
+        why = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
+        raise FailureError(f"{path.name} cannot be used: {why}") from None
+
+
+def verify(file: IO[bytes]) -> None:
+    """Raises where the bytes of a checkpoint are not those that were written."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - TRAILER))
+    trailer = file.read()
+    file.seek(0)
+    if not trailer.startswith(MARK):
+        # Written before digests were: torch's files carry a CRC-32 of each part.
+        with zipfile.ZipFile(file) as archive:
+            wrong = archive.testzip()
+    else:
+        found, left = hashlib.sha256(), size - TRAILER
+        while chunk := file.read(min(CHUNK, left)):
+            found.update(chunk)
+            left -= len(chunk)
+        wrong = found.digest() != trailer.removeprefix(MARK)
+    if wrong:
+        raise ValueError("its checksum is wrong, so the file is damaged")
+    file.seek(0)
+
+
+def read_newest(
+    paths: Sequence[Path], where: Devices
+) -> tuple[Path, dict[str, Any], Counters, list[str]]:
+    """The first checkpoint that every process can read, and what is wrong with those before it.
+
+    All processes must call it together.
+    """
+    problems: list[str] = []
+    for path in paths:
+        found, problem = None, {}
+        try:
+            found = read(path)
+        except FailureError as error:
+            problem = {str(error): ""}
+        # One process alone must not go back to an older one.
+        wrong = where.union(problem)
+        if found is not None and not wrong:
+            return path, *found, problems
+        problems += wrong
+    raise FailureError(
+        f"cannot resume {paths[0].parent}: {'; '.join(problems)}; start over in another folder "
+        "with --out"
+    )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.errors import FailureError, VitrailError
 
 # Dense half-precision matrix arithmetic, FLOP/s, from the makers' data sheets.
 PEAKS = {
@@ -78,6 +78,13 @@ class Devices:
         parts: list[Any] = [None] * self.world
         dist.all_gather_object(parts, found)
         return {name: reason for part in parts for name, reason in part.items()}
+
+    def shared(self, value: Any) -> Any:
+        """The main process's value, in every process."""
+        box = [value]
+        if self.world > 1:
+            dist.broadcast_object_list(box)
+        return box[0]
 
     def wait(self) -> None:
         """Until all processes are here."""
@@ -223,8 +230,10 @@ def spread(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Devices) ->
     # Block by block onto the devices: the whole model may be larger than any of them.
     for block in blocks_of(task):
         fully_shard(block, mesh=mesh)
-    # The model is the outermost part, so that it can be evaluated without its objective.
-    fully_shard(task.get_submodule("model"), mesh=mesh)
+    # The model is the outermost part, so that it can be evaluated without its objective, unless
+    # the objective has parameters of its own, such as a mask token.
+    own = any(not name.startswith("model.") for name, _ in task.named_parameters())
+    fully_shard(task if own else task.get_submodule("model"), mesh=mesh)
     return task.to(where.device)
 
 
@@ -251,7 +260,7 @@ def syncing(task: nn.Module, last: bool) -> Iterator[None]:
         with task.no_sync():
             yield
         return
-    for module in task.children():
+    for module in (task, *task.children()):
         if isinstance(module, FSDPModule):
             module.set_requires_gradient_sync(last)
     yield
@@ -263,9 +272,3 @@ def too_large(where: Devices) -> FailureError:
         f"out of memory on {where.hardware()}; use a smaller model or data.size, "
         "system.recompute=true, or several devices with system.parallel=fsdp"
     )
-
-
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device had too little memory."""
-    said = ("out of memory", "can't allocate memory")  # a GPU, a CPU
-    return isinstance(error, torch.OutOfMemoryError) or any(x in one_line(error) for x in said)

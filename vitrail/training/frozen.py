@@ -1,6 +1,7 @@
 """A frozen backbone: features are computed once, and only the head is trained on them."""
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from vitrail.data.loader import Batch, Share
 from vitrail.evaluation.features import Features
+from vitrail.model.classifier import Activation, losses
 
 
 def feature_batches(features: Features, share: Share, device: torch.device) -> Iterator[Batch]:
@@ -15,22 +17,22 @@ def feature_batches(features: Features, share: Share, device: torch.device) -> I
     vectors, targets = features.vectors.to(device), features.targets.to(device)
     chunks = iter(share)
     per_step = share.chunks_per_step
-    while True:
+    for step in count(share.start):
         chosen = [index for _ in range(per_step) for _, index in next(chunks)]
         rows = torch.tensor(chosen, device=device)
-        yield Batch(images=vectors[rows], targets=targets[rows])
+        yield Batch(images=vectors[rows], targets=targets[rows], first=share.first(step))
 
 
 @torch.no_grad()
-def validate(head: nn.Module, features: Features, device: torch.device) -> dict[str, Any]:
+def validate(
+    head: nn.Module, activation: Activation, features: Features, device: torch.device
+) -> dict[str, Any]:
     """Loss and accuracy of the head on features."""
     logits = head(features.vectors.to(device)).float().cpu()
-    likely = logits.log_softmax(-1)
-    truth = features.targets[:, None]
-    best = likely.topk(min(5, likely.shape[1])).indices == truth
+    best = logits.topk(min(5, logits.shape[1])).indices == features.targets[:, None]
     return {
-        "loss": -likely.gather(1, truth).mean().item(),
+        "loss": losses(logits, features.targets, activation).mean().item(),
         "top1": best[:, 0].float().mean().item(),
         "top5": best.any(1).float().mean().item(),
-        "n": len(truth),
+        "n": len(best),
     }

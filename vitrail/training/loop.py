@@ -7,20 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, derive
-from vitrail.errors import FailureError
+from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import Counters, Learner
-from vitrail.training.devices import Devices, out_of_memory, syncing
+from vitrail.training.devices import Devices, syncing
 from vitrail.training.schedule import Schedule
 
-Prepare = Callable[
-    [Tensor, Int[Tensor, " b"]],
-    tuple[Float[Tensor, "b ..."], Int[Tensor, " b"] | Float[Tensor, "b classes"]],
-]
-"""From raw images and targets to what the objective takes: normalised, perhaps mixed."""
+Prepare = Callable[[Batch, slice], tuple[Float[Tensor, "r ..."], Tensor]]
+"""From some rows of a batch to what the objective takes: normalized, perhaps mixed or masked."""
 
 
 class DivergedError(FailureError):
@@ -99,10 +96,11 @@ class Loop:
 
     def gradients(self, batch: Batch) -> None:
         """Forward and backward, in parts as large as fit into memory."""
-        share = len(batch.targets)
+        share = len(batch)
         while True:
             self.learner.optimiser.zero_grad(set_to_none=True)
-            # Dropout and mixing depend on the step alone, so that a resumed run repeats them.
+            # Dropout and drop path are drawn in each process for itself, but depend on the step
+            # alone, so that a resumed run repeats them.
             torch.manual_seed(derive(self.seed, self.counters.step, self.devices.rank))
             try:
                 self.loss = self.accumulate(batch, min(self.microbatch or share, share))
@@ -114,17 +112,16 @@ class Loop:
 
     def accumulate(self, batch: Batch, part: int) -> Tensor:
         """The gradients of the batch's mean loss, and that loss."""
-        share = len(batch.targets)
+        share = len(batch)
         task, devices = self.learner.task, self.devices
-        inputs, targets = self.prepare(batch.images, batch.targets)
         total = torch.zeros((), device=devices.device)
         for start in range(0, share, part):
-            here = slice(start, start + part)
+            inputs, targets = self.prepare(batch, slice(start, min(start + part, share)))
             # What a recorded graph gave last time may now be written over.
             torch.compiler.cudagraph_mark_step_begin()
             with syncing(task, last=start + part >= share):
                 with devices.autocast():
-                    loss = task(inputs[here], targets[here]).sum() / share
+                    loss = task(inputs, targets).sum() / share
                 self.learner.scaler.scale(loss).backward()
             total += loss.detach()
         return total

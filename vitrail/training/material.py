@@ -1,8 +1,10 @@
 """What the loop is fed with: augmented images for a model, or fixed features for its head."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -11,20 +13,25 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitrail.config import Config
-from vitrail.console import count_progress
+from vitrail.console import count_progress, log_progress
 from vitrail.data.augmentation import mix, normalise, training_transform
 from vitrail.data.loader import Augmented, Batch, Share, Stream, derive, training_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sheet import grid
 from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
-from vitrail.evaluation.classify import Pictures, evaluating, loader, predict, why
+from vitrail.evaluation.classify import Pictures, collate, evaluating, loader, predict, why
 from vitrail.evaluation.features import Features, extract, kept_features
 from vitrail.model import Classifier
+from vitrail.model.vit import ViT
+from vitrail.objectives.masked import draw
 from vitrail.training import frozen
 from vitrail.training.devices import Devices, cores, reshard
+from vitrail.training.loop import Prepare
 from vitrail.web import cache
 
+MASKING = -1
+"""Sets the seeds of masks apart from those of augmentation and dropout."""
 SHEET = 32
 """Images on the sheet of augmented training images."""
 
@@ -36,7 +43,7 @@ class Material:
     trained: nn.Module
     batches: Callable[[int], Iterator[Batch]]
     """The batches from a step on."""
-    prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    prepare: Prepare
     validate: Callable[[], dict[str, Any]] | None
     broken: tuple[tuple[str, str], ...] = ()
     computed: int = 0
@@ -54,9 +61,13 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
     of_batches = ("mixup", "cutmix", "mixed")
     augmentation = {k: v for k, v in vars(config.augment).items() if k not in of_batches}
     dataset = Augmented(source, training_transform(pre, **augmentation), config.seed)
-    share = share_of(stream_of(source.targets, source.blocks, config), config, where)
+    masked = config.train.objective == "masked"
+    mixing = not masked and bool(config.augment.mixup or config.augment.cutmix)
+    share = share_of(stream_of(source.targets, source.blocks, config), config, where, mixing)
     workers = workers_for(config, where)
     prepared = partial(prepare, pre, config, len(data.labels))
+    if masked:
+        prepared = partial(prepare_masked, pre, config, model)
 
     def batches(start: int) -> Iterator[Batch]:
         return training_batches(
@@ -73,6 +84,7 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
             precision=where.precision,
             # Processes take longer to start than a few batches take to decode.
             workers=min(workers, len(val.targets) // batch),
+            progress=log_progress("evaluating val", where.main),
         )
         reshard(model)
         if not len(predictions.targets):
@@ -91,7 +103,7 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
         batches=batches,
         prepare=prepared,
         validate=None if data.val is None else validate,
-        sheet=partial(sheet, pre, prepared, derive(config.seed, 0, where.rank)),
+        sheet=partial(sheet, pre, prepared),
     )
 
 
@@ -102,21 +114,35 @@ def validated_by_loss(
     if data.val is None:
         return material
     val, batch = data.val, evaluation_batch(config, where)
-    assert isinstance(material.trained, Classifier)
-    assert material.trained.preprocess is not None
+    model = material.trained
+    assert isinstance(model, Classifier)
+    pre = model.preprocess
+    assert isinstance(pre, Preprocessing)
     mine = np.arange(where.rank, len(val.targets), where.world)
-    pictures = Pictures(val, mine, material.trained.preprocess)
+    pictures = Pictures(val, mine, pre)
     workers = min(workers_for(config, where), len(pictures) // batch)
+    patches = patches_of(model)
+    # Sharded models exchange weights in each pass, so all processes must run equally many: where
+    # one has no images left, it computes on a blank one that does not count.
+    passes = math.ceil(math.ceil(len(val.targets) / where.world) / batch)
+    blank = torch.zeros(1, len(pre.mean), *pre.size)
 
     def validate() -> dict[str, Any]:
         losses, broken = torch.zeros(2, dtype=torch.float64), []
+        batches = chain(loader(pictures, batch, workers, where.device), repeat(collate([])))
+        advance = log_progress("evaluating val", where.main)
         with evaluating(task), where.autocast():
-            for i, part in enumerate(loader(pictures, batch, workers, where.device)):
+            for part in islice(batches, passes):
                 broken += [(val.names[index], why(error)) for index, error in part.broken]
-                if part.pixels is not None:
-                    torch.manual_seed(derive(i, where.rank))  # the same patches every time
-                    found = task(part.pixels.to(where.device, non_blocking=True))
-                    losses += torch.tensor([found.double().sum().item(), len(found)])
+                pixels = blank if part.pixels is None else part.pixels
+                indices = part.indices if len(part.indices) else torch.tensor([0])
+                # The same patches in every evaluation.
+                noise = draw(0, indices.to(where.device, non_blocking=True), patches)
+                found = task(pixels.to(where.device, non_blocking=True), noise)
+                n = len(part.indices)
+                losses += torch.tensor([found[:n].double().sum().item(), n])
+                advance(len(part.indices) + len(part.broken), total=len(pictures))
+        reshard(task)
         total, n = where.total(losses).tolist()
         if not n:
             raise VitrailError("no picture of val can be decoded; `vitrail data` says why")
@@ -155,8 +181,10 @@ def features_for(model: Classifier, data: Data, config: Config, where: Devices) 
         batches=lambda start: frozen.feature_batches(
             train, replace(share, start=start), where.device
         ),
-        prepare=lambda inputs, targets: (inputs, targets),
-        validate=None if val is None else partial(frozen.validate, head, val, where.device),
+        prepare=lambda batch, rows: (batch.images[rows], batch.targets[rows]),
+        validate=None
+        if val is None
+        else partial(frozen.validate, head, model.activation, val, where.device),
         broken=train.broken + (() if val is None else val.broken),
         computed=int(where.total(torch.tensor([kept.computed])).item()),
     )
@@ -167,23 +195,52 @@ def stream_of(targets: Any, blocks: Any, config: Config) -> Stream:
     return Stream(targets, blocks, config.seed, config.data.sampling == "balanced")
 
 
-def share_of(stream: Stream, config: Config, where: Devices) -> Share:
+def share_of(stream: Stream, config: Config, where: Devices, mixing: bool = False) -> Share:
     """This process's part of the batches."""
     batch = config.train.batch
     if batch % where.world:
         raise VitrailError(f"train.batch = {batch} cannot be shared by {where.world} processes")
-    return Share(stream, batch, where.rank, where.world, start=0)
+    return Share(stream, batch, where.rank, where.world, start=0, mixing=mixing)
 
 
 def prepare(
-    pre: Preprocessing, config: Config, classes: int, images: Tensor, targets: Tensor
+    pre: Preprocessing, config: Config, classes: int, batch: Batch, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """Pixels as the model takes them, mixed where the settings say so."""
     mixup, cutmix, share = config.augment.mixup, config.augment.cutmix, config.augment.mixed
-    inputs = normalise(images, pre)
     if not (mixup or cutmix):
-        return inputs, targets
-    return mix(inputs, targets, mixup=mixup, cutmix=cutmix, classes=classes, share=share)
+        return normalise(batch.images[rows], pre), batch.targets[rows]
+    images, targets = batch.preceded(rows)
+    # Drawn from the step alone: all processes and all parts of a batch are mixed alike.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(
+            derive(config.seed, batch.first // config.train.batch, 0)
+        )
+        inputs, targets = mix(
+            normalise(images, pre),
+            targets,
+            mixup=mixup,
+            cutmix=cutmix,
+            classes=classes,
+            share=share,
+        )
+    return inputs[:-1], targets[:-1]
+
+
+def prepare_masked(
+    pre: Preprocessing, config: Config, model: Classifier, batch: Batch, rows: slice
+) -> tuple[Tensor, Tensor]:
+    """Pixels as the model takes them, and the noise that decides which patches it cannot see."""
+    inputs = normalise(batch.images[rows], pre)
+    first, last = batch.first + rows.start, batch.first + rows.stop
+    positions = torch.arange(first, last, device=inputs.device)
+    return inputs, draw(derive(config.seed, MASKING), positions, patches_of(model))
+
+
+def patches_of(model: nn.Module) -> int:
+    """Patches of one image."""
+    assert isinstance(model, ViT)
+    return math.prod(model.architecture.grid)
 
 
 def workers_for(config: Config, where: Devices) -> int:
@@ -201,12 +258,9 @@ def evaluation_batch(config: Config, where: Devices) -> int:
     return max(1, min(config.system.microbatch or share, share, 128))
 
 
-def sheet(
-    pre: Preprocessing, prepare: Callable[[Tensor, Tensor], Any], seed: int, batch: Batch
-) -> Image.Image:
+def sheet(pre: Preprocessing, prepare: Prepare, batch: Batch) -> Image.Image:
     """The first images of a batch as the model gets them."""
-    torch.manual_seed(seed)
-    images, _ = prepare(batch.images[:SHEET], batch.targets[:SHEET])
+    images, _ = prepare(batch, slice(0, min(SHEET, len(batch))))
     std, mean = (torch.tensor(values)[:, None, None] for values in (pre.std, pre.mean))
     pixels = ((images.float().cpu() * std + mean).clamp(0, 1) * 255).round().byte()
     pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]

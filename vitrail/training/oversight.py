@@ -85,6 +85,7 @@ class Oversight:
             self.first(batch)
         self.note_broken(batch.broken)
         self.losses.append(loop.loss)
+        self.bar.step(counters.step, loop.length.total(counters), counters.seconds)
         # Processes may only confer at steps that all of them know.
         meeting = counters.step % self.log_steps == 0 or self.done >= 1
         if meeting:
@@ -201,7 +202,9 @@ class Oversight:
         cost = self.cost(loop.counters.step)
         broken = loop.devices.union(self.broken)
         if self.run.writes:
-            checkpoint.write(self.run.checkpoint, state, loop.counters)
+            checkpoint.write(
+                self.run.checkpoint, self.run.previous_checkpoint, state, loop.counters
+            )
             self.run.update(
                 step=loop.counters.step,
                 seconds=round(loop.counters.spent, 1),

@@ -10,6 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,8 @@ from vitrail.config import Config, shown
 from vitrail.console import say
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.runs import Run
-from vitrail.settings import OWN, build, put, read, to_flat
+from vitrail.settings import OWN, build, load, put, read, to_flat
+from vitrail.training.building import resolve
 from vitrail.training.devices import Devices, devices
 from vitrail.training.loop import DivergedError
 from vitrail.training.suite import several, summary
@@ -94,14 +96,18 @@ class Sweep:
     def retrain(self, best: Trial, source: str, seed: int) -> Run:
         """The chosen settings on all of train, then test, once."""
         chosen = {**best.settings, "seed": seed, "data.train_on": "train+val", "train.keep": "last"}
-        # Another choice is made when a data set comes that was absent: it needs a place of its own.
-        name = named(f"seed{seed}", best.settings if SOURCE in self.config.sweep else {})
-        return self.go(source, Path(name), chosen, f"retrain  seed {seed} on train and val")
+        name = Path(f"seed{seed}")
+        # Another choice, made when a grid grows or an absent data set comes, needs its own place.
+        folder, config = self.folder(source) / name, self.config_for(source, chosen)
+        taken = runs.is_run(folder) and not self.holds(folder, config)
+        if taken or SOURCE in self.config.sweep:
+            name = Path(named(f"seed{seed}", best.settings))
+        return self.go(source, name, chosen, f"retrain  seed {seed} on train and val")
 
     def go(self, source: str, name: Path, point: Mapping[str, Any], told: str) -> Run:
         """One run on one data set, unless it is finished already; a retrained one is tested."""
-        folder = self.folder(source) / name
         config = self.config_for(source, point)
+        folder = self.place(self.folder(source) / name, config)
         run = finished(folder, config)
         self.where.wait()  # or a fast process would begin what a slow one has yet to look for
         final = config.data.train_on == "train+val"
@@ -120,6 +126,21 @@ class Sweep:
         refuse_stopped(Run(folder))
         return Run(folder)
 
+    def place(self, folder: Path, config: Config) -> Path:
+        """Where a run with these settings is, whatever grid it was begun for, else a new folder."""
+        beside = sorted(folder.parent.iterdir()) if folder.parent.is_dir() else []
+        return next((one for one in (folder, *beside) if self.holds(one, config)), folder)
+
+    def holds(self, folder: Path, config: Config) -> bool:
+        """Whether a folder has a run with these settings; how the machine is used counts only
+        where that is tried."""
+        if not runs.is_run(folder):
+            return False
+        began, wanted = to_flat(load(folder / "config.toml")), to_flat(config)
+        tried = self.config.sweep
+        counts = (name for name in wanted if name in tried or not name.startswith("system."))
+        return all(began[name] == wanted[name] for name in counts)
+
     def folder(self, source: str) -> Path:
         """Where the runs on a data set are: below its name, where there are several."""
         return self.out / runs.name_of(source, ()) if SOURCE in self.config.sweep else self.out
@@ -133,9 +154,9 @@ class Sweep:
 
     def config_for(self, source: str, point: Mapping[str, Any]) -> Config:
         """The run that a point of the grid stands for, on one data set."""
-        if SOURCE not in self.config.sweep:
-            return with_point(self.config, point)
-        return with_point(self.config, {SOURCE: source, **OWN.get(source, {}), **point})
+        own = {SOURCE: source, **OWN.get(source, {})} if SOURCE in self.config.sweep else {}
+        config = with_point(self.config, {**own, **point})
+        return resolve(config, open_parts(config)) if config.train.hyperrule else config
 
 
 def named(name: str, point: Mapping[str, Any]) -> str:
@@ -146,9 +167,18 @@ def named(name: str, point: Mapping[str, Any]) -> str:
 
 
 def sweep(
-    config: Config, out: Path, *, seeds: int = 3, device: str = "auto", facts: Mapping[str, Any]
+    config: Config,
+    out: Path,
+    *,
+    numbered: bool = False,
+    seeds: int = 3,
+    device: str = "auto",
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The whole protocol, in folders below `out`; what is finished there is not done again."""
+    """The whole protocol, in folders below `out`; what is finished there is not done again.
+
+    `numbered` takes OUT-2, OUT-3, … where `out` is taken.
+    """
     grid = points(config)
     if config.train.objective == "masked":
         raise VitrailError("a sweep chooses by val top-1, which train.objective=masked has not")
@@ -156,8 +186,11 @@ def sweep(
         raise VitrailError(f"--seeds {seeds}: expected at least one")
     system = config.system
     # Joined here and not run by run: processes that parted could not find each other again.
-    with devices(device, system.precision, system.deterministic) as where:
+    with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
         sources, absent = present(config, where)
+        if where.main:
+            out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
+        out = where.shared(out)
         going = Sweep(config, out, device, facts, where)
         trials = [going.try_point(point, sources) for point in grid]
         best = chosen(trials)
@@ -169,6 +202,7 @@ def sweep(
         result = {
             "trials": [described(trial, best, many) for trial in trials],
             "chosen": dict(best.settings),
+            "out": str(out),
         }
         if many:
             result |= several(config.sweep[SOURCE], finals, absent)
@@ -240,7 +274,7 @@ def finished(folder: Path, config: Config) -> Run | None:
     One with other settings is an error, not an answer.
     """
     run = Run(folder)
-    if runs.is_run(folder) and not config.train.hyperrule:
+    if runs.is_run(folder):
         runs.refuse_other(folder, config)
     info = run.info()
     diverged = info.get("status") == "failed" and info.get("message", "").startswith("loss is ")

@@ -19,8 +19,9 @@ from vitrail.data.loader import Batch, derive
 from vitrail.data.opening import as_brought, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Joined, Source
-from vitrail.errors import VitrailError
+from vitrail.errors import VitrailError, out_of_memory
 from vitrail.evaluation.classify import evaluate
+from vitrail.evaluation.features import cached
 from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
 from vitrail.objectives.masked import MaskedPatches
@@ -29,8 +30,8 @@ from vitrail.settings import to_flat
 from vitrail.training import checkpoint, cost, optimiser
 from vitrail.training.averaging import Average
 from vitrail.training.building import build_model, length_of, resolve
-from vitrail.training.checkpoint import Learner
-from vitrail.training.devices import Devices, devices, out_of_memory, spread, too_large
+from vitrail.training.checkpoint import Counters, Learner
+from vitrail.training.devices import Devices, devices, spread, too_large
 from vitrail.training.introduction import describe, lines
 from vitrail.training.loop import Length, Loop
 from vitrail.training.material import (
@@ -44,14 +45,20 @@ from vitrail.training.material import (
 from vitrail.training.oversight import Oversight, Signals
 from vitrail.training.schedule import Schedule
 from vitrail.training.tracking import tracker
+from vitrail.web import cache
 from vitrail.weights.listing import count
 from vitrail.weights.loading import load, save
+
+BEGUN_BEFORE = (
+    ", not bit-exactly: it was begun by a version that drew augmentation and masks differently"
+)
 
 
 def train(
     config: Config,
     out: Path,
     *,
+    numbered: bool = False,
     resume: bool = False,
     device: str = "auto",
     facts: Mapping[str, Any] | None = None,
@@ -59,19 +66,21 @@ def train(
 ) -> Run:
     """Trains as the settings say, measures on the test part once, and leaves all of it in `out`.
 
-    `facts` go into run.json; without `test`, the test part is not touched (a sweep's trial).
+    `numbered` takes OUT-2, OUT-3, … where `out` is taken. `facts` go into run.json; without
+    `test`, the test part is not touched (a sweep's trial).
     """
     system = config.system
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
         data = open_parts(config)
         config = resolve(config, data)
         if where.main:
-            stack.enter_context(runs.held(out))
+            out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
             runs.create(out, config, dict(facts or {}), resume)
-        where.wait()
+        out = where.shared(out)
         run = Run(out, writes=where.main)
+        keep_head = where.shared(kept_head(run, config))
         try:
-            return Training(config, data, where, run).go(test)
+            return Training(config, data, where, run, keep_head).go(test)
         except BaseException as error:
             kind = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             full = isinstance(error, RuntimeError) and out_of_memory(error)
@@ -103,6 +112,8 @@ def open_parts(config: Config) -> Data:
         only=settings.only,
         seed=config.seed,
     )
+    if config.train.patience and data.val is None and not everything:
+        raise VitrailError("train.patience needs a val part to evaluate on; set data.val")
     if everything and data.val is not None:  # the data brings a val part of its own
         data = replace(data, train=Joined(data.part("train"), data.val), val=None)
     return data
@@ -116,6 +127,7 @@ class Training:
     data: Data
     where: Devices
     run: Run
+    keep_head: bool = False
     broken: dict[str, str] = field(default_factory=dict)
     """Pictures that earlier sittings could not decode, and why."""
 
@@ -124,11 +136,13 @@ class Training:
         torch.manual_seed(derive(self.config.seed))
         masked = self.config.train.objective == "masked"
         labels = () if masked else self.data.labels
-        model = build_model(self.config.model, self.config.data, labels)
+        model = build_model(self.config.model, self.config.data, labels, self.keep_head)
+        model.activation = "sigmoid" if self.config.train.objective == "sigmoid" else "softmax"
         model.activation_checkpointing = self.config.system.recompute
         length = length_of(self.config, len(self.data.part("train").targets))
         told = describe(self.config, self.data, model, self.where, length)
-        if self.run.checkpoint.exists():
+        told["model"]["keep_head"] = self.keep_head
+        if self.run.has_checkpoint():
             refuse_other_data(self.run, told["data"])
             self.broken = dict(told["data"]["broken"])
         self.run.update(**told)
@@ -174,10 +188,18 @@ class Training:
 
     def go_on(self, loop: Loop) -> None:
         """Takes the loop to where the last checkpoint, if there is one, left it."""
-        if self.run.checkpoint.exists():
-            state, loop.counters = checkpoint.read(self.run.checkpoint)
-            loop.learner.restore(state)
-            self.run.say(f"resumed  at step {loop.counters.step}")
+        if self.where.any(self.run.has_checkpoint()):
+            last, previous = self.run.checkpoint, self.run.previous_checkpoint
+            used, state, loop.counters, problems = checkpoint.read_newest(
+                (last, previous), self.where
+            )
+            loop.learner.restore(state, used)
+            why = "".join(f"  ({problem}; using {used.name})" for problem in problems)
+            exactly = "" if loop.counters.draws == Counters.draws else BEGUN_BEFORE
+            self.run.say(f"resumed  at step {loop.counters.step}{exactly}{why}")
+            if problems and self.run.writes:
+                # Or the next checkpoint would push the good one out and keep the damaged one.
+                runs.move(previous, last)
         self.run.forget_after(loop.counters.step)
 
     def oversight(self, material: Material, signals: Signals, stack: ExitStack) -> Oversight:
@@ -220,11 +242,14 @@ class Training:
             compiled = task if settings.objective == "masked" else trained
             graphs = self.config.system.graphs and self.where.device.type == "cuda"
             compiled.compile(mode="reduce-overhead" if graphs else None)
+        average = None
+        if settings.average:
+            average = Average(task, settings.average, settings.average_ramp)
         half = self.where.precision is torch.float16 and self.where.device.type == "cuda"
         return Learner(
             task=spread_task,
             optimiser=optimiser.build(task, self.config.optim, self.where.device),
-            average=Average(task, settings.average) if settings.average else None,
+            average=average,
             scaler=torch.amp.GradScaler(self.where.device.type, enabled=half),
         )
 
@@ -234,8 +259,6 @@ class Training:
         if settings.objective != "masked":
             smoothing, labels = settings.label_smoothing, self.data.labels
             return Classify(trained, len(labels), settings.objective, smoothing, weights)
-        if self.where.world > 1 and self.config.system.parallel == "fsdp":
-            raise VitrailError("train.objective=masked is not sharded; use system.parallel=ddp")
         pre = trained.preprocess
         assert isinstance(pre, Preprocessing)
         return MaskedPatches(
@@ -285,7 +308,7 @@ class Training:
             kept = build(model.architecture)
         kept.load_state_dict(tensors, assign=True)
         kept.labels, kept.preprocess = model.labels, model.preprocess
-        kept.learnt_from = model.learnt_from
+        kept.learnt_from, kept.activation = model.learnt_from, model.activation
         save(kept, self.run.weights)
 
     def conclude(self, loop: Loop, signals: Signals, test: bool) -> Run:
@@ -296,7 +319,8 @@ class Training:
         if signals.asked:
             message = f"stopped by {signals.asked} at step {counters.step}"
             self.run.update(status="stopped", message=message, **facts)
-            self.run.say(f"{message}; last.pt is written, go on with --resume")
+            command = f"; `{runs.resume_command(self.run.folder)}` continues it" if test else ""
+            self.run.say(f"{message}; last.pt is written{command}")
             return self.run
         self.where.wait()
         classifies = self.config.train.objective != "masked"
@@ -312,9 +336,11 @@ class Training:
     def evaluate(self, split: str, source: Source) -> None:
         """Measures the kept model, read back from its file, on one part of the data."""
         model = load(self.run.weights).to(self.where.device)
-        with count_progress(f"evaluating {split}", self.where.main) as advance:
+        # A frozen run's features serve `fewshot` and `evaluate` afterwards.
+        features = cached(model, self.where.precision, cache(), begin=self.config.train.freeze)
+        with count_progress(f"evaluating {split}", self.where.main) as advance, features as asked:
             result = evaluate(
-                model,
+                asked,
                 source,
                 data=self.data.name,
                 split=split,
@@ -325,6 +351,13 @@ class Training:
                 progress=advance,
             )
         self.run.write_evaluation(split, result)
+
+
+def kept_head(run: Run, config: Config) -> bool:
+    """Whether a run keeps a head that knows the classes; before `model.keep_head`, all runs did."""
+    if not run.has_checkpoint():
+        return config.model.keep_head
+    return run.info().get("model", {}).get("keep_head", True)
 
 
 def refuse_other_data(run: Run, data: dict[str, Any]) -> None:

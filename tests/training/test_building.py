@@ -1,0 +1,73 @@
+import json
+
+import pytest
+import torch
+
+import vitrail
+from vitrail import settings
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import VitrailError
+from vitrail.runs import Run
+from vitrail.training.building import build_model
+from vitrail.training.training import open_parts, train
+
+DIGITS = tuple("0123456789")
+SHAPE = {"width": 16, "depth": 1, "heads": 2, "mlp": 16, "hidden": 16}
+SHORT = ["data.source=digits", "data.size=8", "train.steps=2", "train.batch=8"]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> str:
+    """A trained model with a tanh layer that knows the ten digits."""
+    model = vitrail.create("Ti/4", classes=10, size=8, **SHAPE)
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight)
+    model.labels, model.preprocess = DIGITS, Preprocessing(size=(8, 8))
+    path = tmp_path_factory.mktemp("weights") / "digits.safetensors"
+    vitrail.save(model, path)
+    return str(path)
+
+
+def build(*given: str, labels: tuple[str, ...] = DIGITS) -> vitrail.Classifier:
+    config = settings.load(None, [*SHORT, *given])
+    return build_model(config.model, config.data, labels)
+
+
+def test_fine_tuning_starts_from_a_zero_head_even_where_the_classes_are_the_same(weights):
+    model = build(f"model.init={weights}")
+    assert model.architecture.hidden == 0
+    assert not any(x.count_nonzero() for x in model.head.state_dict().values())
+
+
+def test_a_head_can_be_kept_with_its_hidden_layer(weights):
+    model, before = build(f"model.init={weights}", "model.keep_head=true"), vitrail.load(weights)
+    assert all(x.equal(before.state_dict()[key]) for key, x in model.state_dict().items())
+
+
+def test_a_head_of_other_classes_cannot_be_kept(weights):
+    with pytest.raises(VitrailError, match=r"model.keep_head=true: the classes of .*0, 1, 2"):
+        build(f"model.init={weights}", "model.keep_head=true", labels=tuple("abcdefghij"))
+    with pytest.raises(VitrailError, match=r"model.keep_head needs weights"):
+        build("model.variant=Ti/4", "model.keep_head=true")
+
+
+def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weights, tmp_path):
+    given = [*SHORT, f"model.init={weights}", "train.evaluations=0"]
+    begun = settings.load(None, [*given, "model.keep_head=true"])
+    run = train(begun, tmp_path, device="cpu")
+    before = vitrail.load(run.folder).state_dict()
+    info = run.info()
+    del info["model"]["keep_head"]
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    text = (tmp_path / "config.toml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("keep_head")]
+    (tmp_path / "config.toml").write_text("\n".join(lines))
+    for _ in range(2):  # it is known the second time, too
+        train(settings.load(None, given), tmp_path, resume=True, device="cpu")
+    after = vitrail.load(Run(tmp_path).folder).state_dict()
+    assert all(x.equal(before[key]) for key, x in after.items())
+
+
+def test_stopping_early_needs_a_val_part():
+    with pytest.raises(VitrailError, match=r"train.patience needs a val part"):
+        open_parts(settings.load(None, [*SHORT, "data.val=0", "train.patience=2"]))
