@@ -64,7 +64,7 @@ def clients(*models: Classifier, **options: object) -> Iterator[TestClient]:
 
 
 def served(*models: Classifier, **options: object) -> Starlette:
-    own = {name: options.pop(name) for name in ("token", "hosts") if name in options}
+    own = {name: options.pop(name) for name in ("token", "hosts", "origins") if name in options}
     named = [serve_model(model, chr(ord("a") + n)) for n, model in enumerate(models)]
     return application(named, Limits(**options), **own)
 

@@ -1,6 +1,8 @@
 """What the API answers, and how it says no."""
 
+import asyncio
 import io
+import json
 import re
 
 import numpy as np
@@ -9,7 +11,7 @@ import torch
 from PIL import Image
 
 from benchmarks.malformed import decodes, form, uploads
-from tests.serving.conftest import LABELS, clients, picture, ready
+from tests.serving.conftest import LABELS, clients, picture, ready, served
 from vitrail.errors import VitrailError
 from vitrail.inspection.attention import look, on_grid
 from vitrail.inspection.looking import inspector
@@ -323,6 +325,103 @@ def test_a_foreign_name_that_leads_here_is_refused(model):
             answer = client.get("/models", headers={"host": host})
             assert code(answer) == (403, "wrong_host")
         assert client.get("/models", headers={"host": "localhost:8000"}).status_code == 200
+
+
+MALFORMED = (b"ev{il}.example", b"x/health?", b"localhost/", b"a@localhost", b"localhost:", b"")
+
+
+@pytest.mark.parametrize("hosts", [("localhost", "127.0.0.1", "::1"), ()])
+@pytest.mark.parametrize(
+    "given", [[], [b"localhost"] * 2, [b"localhost", b"evil.example"], *([x] for x in MALFORMED)]
+)
+def test_a_host_header_that_is_absent_repeated_or_malformed_is_refused(model, hosts, given):
+    sent = answered(served(model, hosts=hosts), "/models", [(b"host", host) for host in given])
+    assert (sent["status"], sent["error"]["code"]) == (403, "wrong_host")
+
+
+@pytest.mark.parametrize("host", [b"localhost", b"LOCALHOST:80", b"127.0.0.1:8000", b"[::1]:8000"])
+def test_a_name_of_this_machine_is_served_however_it_is_written(model, host):
+    app = served(model, hosts=("localhost", "127.0.0.1", "::1"))
+    assert answered(app, "/models", [(b"host", host)])["status"] == 200
+
+
+@pytest.mark.parametrize("host", [b"localhost/health?", b"localhost/health#", b"localhost"])
+def test_a_host_header_cannot_make_a_path_look_open(model, host):
+    sent = answered(served(model, token="s3cret"), "/models", [(b"host", host)])
+    assert sent["status"] in {401, 403}
+
+
+FOREIGN = (
+    {b"origin": b"https://evil.example"},
+    {b"origin": b"null"},
+    {b"origin": b"http://localhost:3000"},
+    {b"sec-fetch-site": b"cross-site"},
+    {b"sec-fetch-site": b"same-site", b"origin": b"http://localhost:8000"},
+)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/attention", "/attention.png", "/embed"])
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_pages_of_other_sites_are_refused_before_the_body_is_read(model, path, headers):
+    sent = [(b"host", b"localhost:8000"), *headers.items()]
+    refused = answered(served(model), path, sent, method="POST")
+    assert (refused["status"], refused["error"]["code"]) == (403, "foreign_origin")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://testserver"},
+        {"sec-fetch-site": "same-origin", "origin": "https://behind-a.proxy"},
+        {"sec-fetch-site": "none"},
+    ],
+)
+def test_own_pages_and_other_programs_are_served(client, headers):
+    assert client.post("/predict", content=picture(), headers=headers).status_code == 200
+
+
+def test_a_link_on_another_site_leads_to_the_page(client):
+    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert client.get("/", headers=headers).status_code == 200
+
+
+def test_pages_of_an_allowed_origin_can_use_the_models(model):
+    site = {"origin": "https://example.org", "sec-fetch-site": "cross-site"}
+    with clients(model, origins=("https://example.org",), token="s3cret") as client:
+        asked = {"access-control-request-method": "POST"}
+        asked["access-control-request-headers"] = "authorization"
+        assert client.options("/predict", headers=site | asked).status_code == 200
+        token = {"authorization": "Bearer s3cret"}
+        answer = client.post("/predict", content=picture(), headers=site | token)
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "https://example.org"
+        other = site | token | {"origin": "https://evil.example"}
+        answer = client.post("/predict", content=picture(), headers=other)
+        assert code(answer) == (403, "foreign_origin")
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def answered(app, path: str, headers: list[tuple[bytes, bytes]], method: str = "GET") -> dict:
+    """Status and body of a request whose headers no client library has corrected."""
+    sent = []
+
+    async def receive():
+        raise AssertionError("the body is not to be read")
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": headers,
+        "query_string": b"",
+        "server": ("127.0.0.1", 8000),
+    }
+    asyncio.run(app(scope, receive, send))
+    return {"status": sent[0]["status"]} | json.loads(sent[1]["body"])
 
 
 def test_metrics_count_requests_pictures_and_batches(client):

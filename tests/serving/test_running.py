@@ -18,7 +18,13 @@ from tests.serving.conftest import behind_a_port, picture, ready, started
 from vitrail import Classifier
 from vitrail.cli import main
 from vitrail.errors import FailureError, VitrailError
-from vitrail.serving.running import bind, is_local, local_names, refuse_open_doors
+from vitrail.serving.running import (
+    bind,
+    check_origins,
+    is_local,
+    local_names,
+    refuse_open_doors,
+)
 
 
 def ask(address: str, method: str, path: str, body: bytes = b"", **headers: str):
@@ -127,8 +133,9 @@ def test_a_large_upload_is_told_so_before_its_connection_closes(server):
     assert (status, b"too_large" in said) == (413, True)
 
 
-def test_a_foreign_name_is_refused_on_this_machine(server):
-    assert ask(server, "GET", "/models", Host="evil.example")[0] == 403
+@pytest.mark.parametrize("host", ["evil.example", "ev{il}.example", "x/health?"])
+def test_a_foreign_name_is_refused_on_this_machine(server, host):
+    assert ask(server, "GET", "/models", Host=host)[0] == 403
 
 
 def test_other_hosts_are_let_in_with_a_token_or_by_word(weights):
@@ -139,6 +146,13 @@ def test_other_hosts_are_let_in_with_a_token_or_by_word(weights):
     refuse_open_doors("::1", "", False)
     with pytest.raises(VitrailError, match="printable ASCII"):
         refuse_open_doors("127.0.0.1", "pass word", False)
+
+
+@pytest.mark.parametrize("origin", ["example.org", "https://example.org/", "*", "null"])
+def test_an_origin_that_no_browser_sends_is_refused(origin):
+    check_origins(["https://example.org", "http://localhost:3000", "http://[::1]:3000"])
+    with pytest.raises(VitrailError, match=r"--origin .*expected a form like"):
+        check_origins([origin])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The web application: routes, who may use them, and what errors look like."""
 
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -9,12 +10,14 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.data.preprocessing import quiet
+from vitrail.errors import one_line
 from vitrail.serving import page, samples
 from vitrail.serving.api import Service
 from vitrail.serving.limits import Limits, RequestError
@@ -25,6 +28,8 @@ from vitrail.serving.served import Served
 
 OPEN = ("/", "/health", "/openapi.json")
 """What needs no token: nothing of it tells about a model or a picture."""
+HOST = re.compile(rb"(?:\[([0-9a-f:.]+)\]|([0-9a-z._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+"""A Host header: an IPv6 address in brackets, or another address or name; perhaps a port."""
 
 
 def application(
@@ -33,11 +38,13 @@ def application(
     *,
     token: str = "",
     hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
 ) -> Starlette:
     """All routes for some models, to be run by any ASGI server.
 
     With a token, requests must carry it. With `hosts`, they must be addressed to one of these
-    names: a foreign site whose name leads here is refused.
+    names: a foreign site whose name leads here is refused. Only pages of this server, and of
+    `origins` (as "https://example.org"), may use the models.
     """
     limits = limits or Limits()
     service = Service({one.name: one for one in models}, limits)
@@ -54,9 +61,19 @@ def application(
             async with service.running():
                 yield
 
+    gate = Middleware(
+        Gate, service.metrics, token=token, hosts=tuple(hosts), origins=tuple(origins)
+    )
+    # First, since a browser asks without the token whether it may send one.
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type"],
+    )
     return Starlette(
         routes=[*routes(service), Route("/openapi.json", openapi)],
-        middleware=[Middleware(Gate, service.metrics, token=token, hosts=tuple(hosts))],
+        middleware=[cors, gate] if origins else [gate],
         exception_handlers={
             RequestError: refused,
             HTTPException: unknown,
@@ -88,10 +105,17 @@ class Gate:
     """Lets in who may come in, and counts everybody."""
 
     def __init__(
-        self, app: ASGIApp, metrics: Metrics, *, token: str = "", hosts: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        *,
+        token: str = "",
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
     ) -> None:
         self.app, self.metrics = app, metrics
         self.token, self.hosts = token.encode(), hosts
+        self.origins = [origin.encode() for origin in origins]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -105,7 +129,7 @@ class Gate:
             await send(message)
 
         try:
-            objection = self.objection(Request(scope))
+            objection = self.objection(scope)
             if objection is None:
                 await self.app(scope, receive, counted)
             else:
@@ -116,18 +140,58 @@ class Gate:
             path = route.path if isinstance(route, Route) else "other"
             self.metrics.request(path, status, time.perf_counter() - start)
 
-    def objection(self, request: Request) -> RequestError | None:
-        """Why a request may not come in; None if it may."""
-        if self.hosts and (request.url.hostname or "") not in self.hosts:
-            told = f"this server answers to {', '.join(self.hosts)} alone"
-            return RequestError(403, "wrong_host", told)
-        if not self.token or request.url.path in OPEN:
+    def objection(self, scope: Scope) -> RequestError | None:
+        """Why a request may not come in; None if it may.
+
+        Only what was sent decides: the framework's URL is built from Host and path, and has another
+        name where it cannot parse Host.
+        """
+        name = host_name(scope)
+        if name is None:
+            return RequestError(403, "wrong_host", "expected one Host header, as localhost:8000")
+        if self.hosts and name not in self.hosts:
+            message = f"this server answers to {', '.join(self.hosts)} alone"
+            return RequestError(403, "wrong_host", message)
+        if self.is_foreign(scope):
+            message = "a page of another site sent this; allow it with --origin https://SITE"
+            return RequestError(403, "foreign_origin", message)
+        if not self.token or scope["path"] in OPEN:
             return None
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), self.token):
+        kind, _, given = (only(values(scope, b"authorization")) or b"").partition(b" ")
+        if kind.lower() == b"bearer" and secrets.compare_digest(given.strip(), self.token):
             return None
-        told = "this server needs its token, as `Authorization: Bearer TOKEN`"
-        return RequestError(401, "unauthorized", told, {"WWW-Authenticate": "Bearer"})
+        message = "this server needs its token, as `Authorization: Bearer TOKEN`"
+        return RequestError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
+
+    def is_foreign(self, scope: Scope) -> bool:
+        """Whether a page of another site would make the server compute; other clients never do.
+
+        GET computes nothing, and browsers show its answer to nobody else. The rest follows Go's
+        `CrossOriginProtection`: Sec-Fetch-Site where there is one, since a proxy may change Host.
+        """
+        origin = values(scope, b"origin")
+        if scope["method"] in ("GET", "HEAD") or only(origin) in self.origins:
+            return False
+        if site := values(scope, b"sec-fetch-site"):
+            return only(site) not in (b"same-origin", b"none")
+        host = b"".join(values(scope, b"host"))
+        return bool(origin) and (only(origin) or b"").lower().partition(b"://")[2] != host.lower()
+
+
+def values(scope: Scope, name: bytes) -> list[bytes]:
+    """Every value of a header, as it was sent."""
+    return [value for key, value in scope["headers"] if key == name]
+
+
+def only(given: list[bytes]) -> bytes | None:
+    """The value of a header that was sent exactly once."""
+    return given[0] if len(given) == 1 else None
+
+
+def host_name(scope: Scope) -> str | None:
+    """The host that a request is addressed to; None if Host is absent, malformed or repeated."""
+    match = HOST.fullmatch(only(values(scope, b"host")) or b"")
+    return (match[1] or match[2]).decode().lower() if match else None
 
 
 def answer(error: RequestError) -> Response:
@@ -146,9 +210,10 @@ async def unknown(request: Request, error: Exception) -> Response:
     """A path or method that does not exist."""
     assert isinstance(error, HTTPException)
     codes = {404: "not_found", 405: "wrong_method"}
+    path = one_line(request.scope["path"])[:80]
     told = {
-        404: f"there is no {request.url.path[:80]}; /openapi.json lists what there is",
-        405: f"{request.url.path[:80]} takes {(error.headers or {}).get('Allow', 'no such')}",
+        404: f"there is no {path}; /openapi.json lists what there is",
+        405: f"{path} takes {(error.headers or {}).get('Allow', 'no such')}",
     }
     code = codes.get(error.status_code, "bad_request")
     message = told.get(error.status_code, error.detail)

@@ -4,16 +4,13 @@ from dataclasses import dataclass
 from io import BytesIO
 
 from jaxtyping import Float
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitrail.data.preprocessing import Preprocessing, readable, upright
+from vitrail.data.preprocessing import Preprocessing, load_bounded, opened, readable, upright
 from vitrail.errors import VitrailError
 from vitrail.serving.limits import RequestError
 from vitrail.serving.uploads import Upload
-
-FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "WEBP", "AVIF", "TIFF", "PPM")
-"""What browsers and cameras write. Some of Pillow's other decoders call programs, as for EPS."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +36,11 @@ def prepare(upload: Upload, preprocess: Preprocessing, most: int) -> Prepared:
 
 def decode(upload: Upload, preprocess: Preprocessing, most: int) -> Image.Image:
     """The picture, upright; its header alone is read before its size is known to be acceptable."""
-    Image.init()
-    known = [name for name in FORMATS if name in Image.OPEN]
-    with readable(upload.name), Image.open(BytesIO(upload.data), formats=known) as image:
+    with readable(upload.name), opened(BytesIO(upload.data)) as image:
+        if image.format == "JPEG2000":  # no browser shows it, and its decoder is slow
+            raise UnidentifiedImageError
         refuse_bombs(upload.name, image.size, preprocess, most)
-        image.load()
+        load_bounded(image)
         return upright(image)
 
 

@@ -1,5 +1,6 @@
 """`vitrail serve`: models loaded, a port bound, and a server until it is told to end."""
 
+import re
 import signal
 import socket
 from collections.abc import Sequence
@@ -14,19 +15,21 @@ from vitrail.serving.limits import Limits
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-def serve(
+def serve(  # noqa: PLR0913
     models: Sequence[str | Path],
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str = "",
     insecure: bool = False,
+    origins: Sequence[str] = (),
     device: str = "auto",
     limits: Limits | None = None,
 ) -> None:
     """Web page and JSON API for some models; returns once SIGTERM or Ctrl-C was obeyed.
 
-    Port 0 stands for any that is free.
+    Port 0 stands for any that is free. Pages of `origins`, as "https://example.org", may use the
+    models as the server's own page does.
     """
     try:
         import uvicorn
@@ -42,9 +45,12 @@ def serve(
     from vitrail.training.devices import choose
 
     refuse_open_doors(host, token, insecure)
+    check_origins(origins)
     with bind(host, port) as door:
         served = open_models(models, choose(device))
-        app = application(served, limits, token=token, hosts=local_names(host))
+        app = application(
+            served, limits, token=token, hosts=local_names(host), origins=tuple(origins)
+        )
         number = door.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
         for one in served:
@@ -77,6 +83,13 @@ def refuse_open_doors(host: str, token: str, insecure: bool) -> None:
         )
     if token and (not token.isascii() or not token.isprintable() or " " in token):
         raise VitrailError("--token: expected printable ASCII letters without spaces")
+
+
+def check_origins(origins: Sequence[str]) -> None:
+    """Browsers send an origin in one form only; any other would never match."""
+    for origin in origins:
+        if not re.fullmatch(r"https?://([0-9a-z._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", origin):
+            raise VitrailError(f"--origin {origin}: expected a form like https://example.org")
 
 
 def is_local(host: str) -> bool:

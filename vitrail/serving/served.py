@@ -57,7 +57,7 @@ class Served:
         features = self.model.features(pixels.to(next(self.model.parameters())))
         if self.model.head is None:
             return [Answer(one) for one in features.float().cpu()]
-        found = self.model.head(features).float().softmax(-1).cpu()
+        found = self.model.probabilities(self.model.head(features).float()).cpu()
         return [Answer(*pair) for pair in zip(features.float().cpu(), found, strict=True)]
 
     def attend(self, question: Question) -> Answer:
