@@ -5,15 +5,17 @@ Imports inside the verbs keep `--help` from waiting for torch.
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from vitrail import __version__
-from vitrail.errors import FailureError, VitrailError
+from vitrail.console import echo, escaped
+from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 
 
 class Verbs(click.Group):
@@ -25,9 +27,23 @@ class Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            vars(error)["message"] = escaped(error.message)
+            raise
         except VitrailError as error:
-            click.echo(f"Error: {error}", err=True)
-            sys.exit(error.exit_code)
+            fail(str(error), error.exit_code)
+        except RecursionError:
+            fail("something in the input is nested too deeply to be read")
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not out_of_memory(error):
+                raise
+            fail(f"out of memory ({one_line(error)}); try a smaller batch or fewer workers")
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Ends with one line."""
+    echo(f"Error: {escaped(message)}", err=True)
+    sys.exit(code)
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,7 +74,7 @@ SETTINGS = click.argument("settings", nargs=-1, metavar="[SETTINGS]...")
 @main.command()
 @click.option("--out", default="runs/demo", show_default=True, help="The run folder.")
 def demo(out: str) -> None:
-    """The whole story on embedded data, on a CPU, in about a minute."""
+    """The whole story on embedded data, on a CPU, in about two minutes."""
     from vitrail.commands import demo
 
     demo(out)
@@ -78,7 +94,7 @@ def models(pattern: str, as_json: bool) -> None:
     if not rows:
         raise VitrailError(f"no model has '{pattern}' in its name; `vitrail models` lists all")
     if as_json:
-        click.echo(json.dumps(rows, ensure_ascii=False))
+        echo(json.dumps(rows, ensure_ascii=False))
         return
     from vitrail.console import table
 
@@ -127,7 +143,7 @@ def data(data: str, settings: tuple[str, ...], as_json: bool, **wishes: Any) -> 
             key: value.to_dict() if hasattr(value, "to_dict") else value
             for key, value in found.items()
         }
-        click.echo(json.dumps(plain, ensure_ascii=False))
+        echo(json.dumps(plain, ensure_ascii=False))
     else:
         # The list alone, to be piped, unless more was asked for.
         show_data(found, table=wishes["check"] or not wishes["split"])
@@ -138,18 +154,18 @@ def show_data(found: dict[str, Any], table: bool) -> None:
     from vitrail.data.checking import show
 
     for part, names in found.get("split", {}).items():
-        click.echo("\n".join(f"{part}\t{name}" for name in names))
+        echo("\n".join(f"{part}\t{name}" for name in names))
     if table:
         show(found["check"])
     if "duplicates" in found:
-        click.echo("\n".join(found["duplicates"].lines()))
+        echo("\n".join(found["duplicates"].lines()))
     if "kept" in found:
-        click.echo(f"kept   {found['kept']:,} of train, {found['removed']:,} come back elsewhere")
+        echo(f"kept   {found['kept']:,} of train, {found['removed']:,} come back elsewhere")
     for name, reason in found.get("pack", ()):
-        click.echo(f"left out  {name}: {reason}")
+        echo(f"left out  {name}: {reason}")
     for what in ("report", "filtered", "sheet"):
         if what in found:
-            click.echo(f"{what}  {found[what]}")
+            echo(f"{what}  {found[what]}")
 
 
 @main.command()
@@ -163,22 +179,23 @@ def config(recipe: str, settings: tuple[str, ...]) -> None:
     from vitrail import settings as recipes
 
     if not recipe:
-        click.echo("\n".join(recipes.recipes()))
+        echo("\n".join(recipes.recipes()))
     else:
-        click.echo(recipes.to_toml(recipes.load(recipe, settings)), nl=False)
+        echo(recipes.to_toml(recipes.load(recipe, settings)), end="")
 
 
 @main.command()
 @click.argument("what", metavar="RECIPE|FOLDER")
 @SETTINGS
-@click.option("--out", help="The run folder; by default runs/ and a name made of the settings.")
-@click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
+@click.option("--out", help="The run folder.  [default: runs/NAME, numbered where it exists]")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @DEVICE
 def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, device: str) -> None:
     """Pre-train, fine-tune, self-supervise: the recipe decides.
 
     A FOLDER of labelled pictures (or any DATA) is short for the recipe finetune/folder with
-    data.source=FOLDER. A run folder with --resume goes on with that run.
+    data.source=FOLDER. A run folder with --resume goes on with that run; without --out, --resume
+    continues the newest unfinished run with the same settings.
     """
     from vitrail.commands import train
 
@@ -190,7 +207,7 @@ def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, d
 @main.command()
 @click.argument("what", nargs=-1, required=True, metavar="RECIPE|FOLDER... [SETTINGS]...")
 @click.option("--seeds", default=3, show_default=True, help="Runs with the chosen settings.")
-@click.option("--out", help="The folder of all its runs.")
+@click.option("--out", help="The folder of its runs.  [default: runs/NAME-sweep, numbered]")
 @DEVICE
 @AS_JSON
 def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_json: bool) -> None:
@@ -209,12 +226,11 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
     if len(recipes) == 1:
         result = sweep(recipes[0], settings, seeds=seeds, out=out, device=device)
     else:
-        place = out or "runs/comparison"
-        result = compare(recipes, settings, seeds=seeds, out=place, device=device)
+        result = compare(recipes, settings, seeds=seeds, out=out, device=device)
     if not is_main():
         return
     if as_json:
-        click.echo(json.dumps(result))
+        echo(json.dumps(result))
     else:
         show_sweeps(result)
 
@@ -228,14 +244,15 @@ def show_sweeps(result: dict[str, Any]) -> None:
         if "tasks" in one:
             found = tasks(one, one["name"])
             table(found.columns, found.rows)
-            click.echo(found.note)
+            echo(found.note)
             continue
         for row in one["seeds"]:
-            click.echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
+            echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
         spread = "" if one["std"] is None else f" ± {100 * one['std']:.2f}"
         count = f"n = {one['n']:,}, {len(one['seeds'])} seeds"
-        click.echo(f"{one['name']}  test {100 * one['mean']:.2f}{spread} % ({count})")
-    click.echo(f"report  {result['report']}")
+        echo(f"{one['name']}  test {100 * one['mean']:.2f}{spread} % ({count})")
+        echo(f"next  vitrail predict {shlex.quote(one['seeds'][0]['run'])} photo.jpg")
+    echo(f"report  {result['report']}")
 
 
 @main.command()
@@ -261,9 +278,10 @@ def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options
     if not is_main():
         return
     if as_json:
-        for mistake in result["mistakes"]:
+        examples = [one for pair in result["confused"] for one in pair["examples"]]
+        for mistake in (*result["mistakes"], *examples):
             mistake.pop("thumbnail", None)
-        click.echo(json.dumps(result, ensure_ascii=False))
+        echo(json.dumps(result, ensure_ascii=False))
     else:
         show(result)
 
@@ -294,7 +312,7 @@ def fewshot(
     if not is_main():
         return
     if as_json:
-        click.echo(json.dumps(result, ensure_ascii=False))
+        echo(json.dumps(result, ensure_ascii=False))
     else:
         show_fewshot(result)
 
@@ -343,25 +361,23 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **wishes: Any) -
     wishes["size"] = None if wishes["size"] is None else parse_size(wishes["size"])
     found = inspect(model, list(images), **wishes)
     for name, reason in found["broken"]:
-        click.echo(f"left out  {name}: {reason}", err=True)
+        echo(f"left out  {name}: {reason}", err=True)
     if as_json:
-        click.echo(json.dumps(found, ensure_ascii=False))
+        echo(json.dumps(found, ensure_ascii=False))
     else:
         show_inside(found)
 
 
 def show_inside(found: dict[str, Any]) -> None:
     """What `vitrail inspect` found, for a terminal."""
-    click.echo(found["model"])
+    echo(found["model"])
     for row in (found["attention_distance"] or {"layers": ()})["layers"]:
         heads = "  ".join(f"{pixels:6.1f}" for pixels in row["heads"])
-        click.echo(
-            f"layer {row['layer']:>2}  {heads}  px; {row['uniform']:.1f} if everywhere alike"
-        )
+        echo(f"layer {row['layer']:>2}  {heads}  px; {row['uniform']:.1f} if everywhere alike")
     for what, reason in found["absent"].items():
-        click.echo(f"no {what}: {reason}")
+        echo(f"no {what}: {reason}")
     for pictures in (found["files"], *(image["files"] for image in found["images"])):
-        click.echo(pictures["page"])
+        echo(pictures["page"])
 
 
 @main.command()
@@ -394,7 +410,7 @@ def benchmark(
     options["batches"] = parse_numbers("--batches", batches)
     result = benchmark(models, **options)
     if as_json:
-        click.echo(json.dumps(result))
+        echo(json.dumps(result))
     else:
         show(result)
 
@@ -417,8 +433,26 @@ def parse_numbers(option: str, text: str, kind: type[Any] = int) -> tuple[Any, .
     help="The format to write.",
 )
 @click.option("--size", help="Interpolate the positions to images of SIDE or ROWSxCOLUMNS pixels.")
+@click.option(
+    "--heads",
+    type=click.IntRange(min=1),
+    help="Number of attention heads, where SRC does not state it.",
+)
+@click.option(
+    "--gelu",
+    type=click.Choice(["erf", "tanh"]),
+    help="GELU of SRC, where that is not the one its format implies.",
+)
 @AS_JSON
-def convert(source: str, target: Path, to: Any, size: str | None, as_json: bool) -> None:
+def convert(
+    source: str,
+    target: Path,
+    to: Any,
+    size: str | None,
+    heads: int | None,
+    gelu: Any,
+    as_json: bool,
+) -> None:
     """Any published checkpoint format to any other, with a numeric parity report.
 
     SRC is any MODEL. The suffix of DST picks the container: .npz for google, .safetensors or .pth,
@@ -426,14 +460,14 @@ def convert(source: str, target: Path, to: Any, size: str | None, as_json: bool)
     """
     from vitrail.weights.converting import convert
 
-    parity = convert(source, target, to=to, size=None if size is None else parse_size(size))
+    pixels = None if size is None else parse_size(size)
+    parity = convert(source, target, to=to, size=pixels, heads=heads, gelu=gelu)
     if as_json:
-        click.echo(json.dumps(parity.to_dict()))
+        echo(json.dumps(parity.to_dict()))
     else:
-        click.echo("\n".join(parity.lines()))
+        echo("\n".join(parity.lines()))
     if not parity.holds:
-        click.echo(f"Error: {target} does not give the same answers; do not use it", err=True)
-        sys.exit(1)
+        fail(f"{target} does not give the same answers; do not use it")
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
@@ -474,7 +508,7 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
     from vitrail.exporting.choosing import export
 
     parity = export(model, target, **options)
-    click.echo(json.dumps(parity.to_dict()) if as_json else "\n".join(parity.lines()))
+    echo(json.dumps(parity.to_dict()) if as_json else "\n".join(parity.lines()))
     if not parity.holds:
         raise FailureError(f"{target} does not give the same answers; do not use it")
 
@@ -488,7 +522,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     """report.html of a run, or of `builtin`; several runs give one comparison."""
     from vitrail.commands import report
 
-    click.echo(report(runs, out))
+    echo(str(report(runs, out)))
 
 
 @main.command()
@@ -497,6 +531,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 @click.option("--port", default=8000, show_default=True, help="0: any that is free.")
 @click.option("--token", envvar="VITRAIL_TOKEN", default="", help="Also as VITRAIL_TOKEN.")
 @click.option("--insecure", is_flag=True, help="Let other hosts in without a token.")
+@click.option("--origin", multiple=True, help="Site whose pages may use it; may be repeated.")
 @click.option("--batch", default=32, show_default=True, help="Pictures computed together.")
 @click.option("--wait", default=5.0, show_default=True, help="Milliseconds to wait for others.")
 @click.option("--queue", default=256, show_default=True, help="Pictures waiting; then 503.")
@@ -511,6 +546,7 @@ def serve(
     port: int,
     token: str,
     insecure: bool,
+    origin: tuple[str, ...],
     device: str,
     **limits: Any,
 ) -> None:
@@ -521,8 +557,16 @@ def serve(
     from vitrail.serving.limits import Limits
     from vitrail.serving.running import serve
 
-    found = Limits(**limits)
-    serve(models, host=host, port=port, token=token, insecure=insecure, device=device, limits=found)
+    serve(
+        models,
+        host=host,
+        port=port,
+        token=token,
+        insecure=insecure,
+        origins=origin,
+        device=device,
+        limits=Limits(**limits),
+    )
 
 
 @main.command()
@@ -535,10 +579,10 @@ def runs(folder: str, as_json: bool) -> None:
 
     rows = [row(run) for run in find(Path(folder))]
     if as_json:
-        click.echo(json.dumps(rows, ensure_ascii=False))
+        echo(json.dumps(rows, ensure_ascii=False))
         return
     if not rows:
-        raise VitrailError(f"no runs below {folder}; `vitrail demo` makes one in a minute")
+        raise VitrailError(f"no runs below {folder}; `vitrail demo` makes one")
     columns = ("run", "status", "top-1", "n", "part", "parameters", "time", "started")
     table(columns, [runs_row(row) for row in rows])
 

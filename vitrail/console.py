@@ -1,10 +1,18 @@
-"""Everything said to a person: progress on stderr, drawn on a terminal and silent in a log."""
+"""Everything said to a person: progress on stderr, drawn on a terminal, in lines in a log."""
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
+
+EVERY = 30.0
+"""Seconds between two lines of progress where there is no terminal."""
+UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal would obey rather than show: control characters, and those that turn the
+direction of writing around."""
 
 
 @runtime_checkable
@@ -12,6 +20,61 @@ class Advance(Protocol):
     """Moves a progress bar on; `total` is told as soon as it is known."""
 
     def __call__(self, amount: int, total: int | None = None) -> None: ...
+
+
+class LogLines:
+    """Progress without a terminal: a line every half minute."""
+
+    def __init__(self, title: str, unit: Callable[[int], str] = "{:,}".format) -> None:
+        self.title, self.unit = title, unit
+        self.done, self.total = 0, 0
+        self.started = self.last = time.monotonic()
+
+    def __call__(self, amount: int, total: int | None = None) -> None:
+        self.done += amount
+        self.total = total or self.total
+        if self.is_due():
+            say(f"{self.title}  {self.reached()}")
+
+    def is_due(self) -> bool:
+        """Whether it is time for a line; that of now counts as written."""
+        now = time.monotonic()
+        if now - self.last < EVERY:
+            return False
+        self.last = now
+        return True
+
+    def reached(self) -> str:
+        """`1,280 of 2,936 (44 %), 2 min left`."""
+        if not self.total:
+            return self.unit(self.done)
+        share = f"{self.unit(self.done)} of {self.unit(self.total)}"
+        share += f" ({100 * self.done / self.total:.0f} %)"
+        if not self.done:
+            return share
+        left = (time.monotonic() - self.started) * (self.total - self.done) / self.done
+        return f"{share}, {duration(left)} left"
+
+
+def log_progress(
+    title: str, visible: bool = True, unit: Callable[[int], str] = "{:,}".format
+) -> Advance:
+    """Lines in a log; nothing on a terminal, where another bar is shown."""
+    return (
+        LogLines(title, unit) if visible and not on_terminal() else lambda amount, total=None: None
+    )
+
+
+def on_terminal() -> bool:
+    """Whether progress can be drawn."""
+    from rich.console import Console
+
+    return Console(stderr=True).is_terminal
+
+
+def byte_size(size: int) -> str:
+    """A number of bytes as a person reads it."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 @contextmanager
@@ -27,20 +90,19 @@ def byte_progress(title: str) -> Iterator[Advance]:
         TransferSpeedColumn,
     )
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not on_terminal():
         say(f"fetching {title}")
-        yield lambda amount, total=None: None
+        yield log_progress(f"fetching {title}", unit=byte_size)
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=None)
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(escaped(title), total=None)
 
         def advance(amount: int, total: int | None = None) -> None:
             progress.update(task, advance=amount, total=total)
@@ -49,7 +111,7 @@ def byte_progress(title: str) -> Iterator[Advance]:
 
 
 class TrainingBar:
-    """A bar with loss, learning rate, speed, utilisation and time left; nothing in a log."""
+    """A bar with loss, learning rate, speed, utilisation and time left; lines in a log."""
 
     def __init__(self, visible: bool = True) -> None:
         from rich.console import Console
@@ -66,6 +128,8 @@ class TrainingBar:
             *columns, console=console, disable=not (visible and console.is_terminal)
         )
         self.task = self.progress.add_task("", total=None, figures="")
+        self.lines = LogLines("") if visible and not console.is_terminal else None
+        self.figures = ""
 
     def __enter__(self) -> "TrainingBar":
         self.progress.start()
@@ -81,8 +145,16 @@ class TrainingBar:
         parts = [f"loss {figures['loss']:.3f}", f"lr {figures['lr']:.2g}", f"{speed:,.0f} img/s"]
         if figures["mfu"] is not None:
             parts.append(f"MFU {100 * figures['mfu']:.0f} %")
-        parts.append(f"eta {duration(left)}")
-        self.progress.update(self.task, completed=step, total=total, figures=" · ".join(parts))
+        self.figures = " · ".join(parts)
+        told = f"{self.figures} · eta {duration(left)}"
+        self.progress.update(self.task, completed=step, total=total, figures=told)
+
+    def step(self, step: int, total: int, seconds: float) -> None:
+        """A line in a log now and then, after `seconds` of training."""
+        if self.lines is not None and self.lines.is_due():
+            left = f"eta {duration((total - step) * seconds / max(step, 1))}"
+            told = " · ".join(filter(None, (self.figures, left)))
+            say(f"{self.heading(step, total)}  {told}")
 
     def heading(self, step: int, total: int) -> str:
         """How a line about a step begins, so that such lines stand in columns."""
@@ -91,18 +163,18 @@ class TrainingBar:
 
 @contextmanager
 def count_progress(title: str, visible: bool = True) -> Iterator[Advance]:
-    """A bar that counts pictures; one plain line in a log."""
+    """A bar that counts images; plain lines in a log."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
-    console = Console(stderr=True)
-    if not visible or not console.is_terminal:
-        yield lambda amount, total=None: None
+    if not visible or not on_terminal():
+        yield log_progress(title, visible)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(title, total=None)
+    name = TextColumn("{task.description}", markup=False)
+    columns = (name, BarColumn(), MofNCompleteColumn(), Remaining())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(escaped(title), total=None)
 
         def advance(amount: int, total: int | None = None) -> None:
             progress.update(task, advance=amount, total=total)
@@ -123,25 +195,55 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Aligned columns on stdout, never cut: words to the left, numbers to the right."""
     import click
 
-    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    shown = [[escaped(cell) for cell in row] for row in (columns, *rows)]
+    widths = [max(map(width_of, column)) for column in zip(*shown, strict=True)]
     words = {0, len(columns) - 1}
 
     def line(row: Sequence[str]) -> str:
         cells = (
-            cell.ljust(width) if i in words else cell.rjust(width)
+            padded(cell, width, right=i not in words)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         return "  ".join(cells).rstrip()
 
-    click.secho(line(columns), bold=True)
-    for row in rows:
-        click.echo(line(row))
+    heading, *below = map(line, shown)
+    click.secho(heading, bold=True)
+    for row in below:
+        click.echo(row)
+
+
+def width_of(text: str) -> int:
+    """Columns of a terminal that a text takes: Chinese characters take two, accents none."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """A text with spaces behind it, or before it, up to a width."""
+    spaces = " " * (width - width_of(text))
+    return spaces + text if right else text + spaces
+
+
+def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
+    """Lines to stdout, or to stderr; nothing in them reaches a terminal but what it can show.
+
+    In JSON, and in a recipe, what is escaped stays the same text.
+    """
+    import click
+
+    click.echo("\n".join(map(escaped, text.split("\n"))) + end, err=err, nl=False)
+
+
+def escaped(text: str) -> str:
+    """One line, with `\\u001b` for the character that begins a terminal's commands, and so on."""
+    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def say(line: str) -> None:
     """One line to stderr, so that stdout holds results alone; from one process of several."""
     if is_main():
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(escaped(line) + "\n")
 
 
 def is_main() -> bool:

@@ -1,5 +1,7 @@
 """One way in for folders, shards, stores and names."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,9 @@ def test_what_is_not_there_is_guessed_at(tmp_path):
     assert failure("photos/x.tar.gz").startswith("photos/x.tar.gz does not exist")
     write(tmp_path / "a.png")
     assert failure("a.png").startswith("a.png is a file; expected a folder")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo("pipe.png")
+        assert failure("pipe.png").startswith("pipe.png is neither a file nor a folder; expected")
 
 
 def test_too_few_pictures_are_said(tmp_path):

@@ -1,17 +1,20 @@
 """Each family's evaluation preprocessing, against that family's own code."""
 
 import io
+import os
+import zlib
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
 from torchvision.models import ViT_B_16_Weights
 from transformers import ViTImageProcessor
 
 import vitrail
 from tests.models import small
+from vitrail.data import preprocessing
 from vitrail.data.preprocessing import Preprocessing, decode, from_dict, open_picture, upright
 from vitrail.errors import VitrailError
 
@@ -201,6 +204,67 @@ def test_large_is_read_and_huge_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 // 2 - 1)
     with pytest.raises(VitrailError, match=r"a\.png cannot be decoded: Image size \(4096 pixels\)"):
         open_picture(tmp_path / "a.png")
+
+
+def test_an_image_that_would_take_gigabytes_is_refused_from_its_header(tmp_path):
+    small, huge = io.BytesIO(), [n.to_bytes(4) for n in (1, 13_000)]
+    Image.new("RGB", (1, 1)).save(small, "PNG")
+    head = small.getvalue().replace(huge[0] * 2, huge[1] * 2, 1)
+    (tmp_path / "huge.png").write_bytes(head[:29] + zlib.crc32(head[12:29]).to_bytes(4) + head[33:])
+    with pytest.raises(VitrailError, match=r"huge\.png .*13000 x 13000 pixels, .*128 million"):
+        open_picture(tmp_path / "huge.png")
+
+
+@pytest.mark.parametrize("suffix", ["webp", "avif", "jp2"])
+def test_formats_whose_decoders_take_more_memory_may_have_fewer_pixels(
+    tmp_path, suffix, monkeypatch
+):
+    noise(64, 64).save(tmp_path / f"a.{suffix}")
+    monkeypatch.setattr(preprocessing, "MOST_MEGAPIXELS", 0.001)
+    assert open_picture(tmp_path / f"a.{suffix}").size == (64, 64)
+    lower = dict.fromkeys(preprocessing.MEGAPIXELS, 0.001)
+    monkeypatch.setattr(preprocessing, "MEGAPIXELS", lower)
+    with pytest.raises(VitrailError, match=f"{suffix} cannot be decoded: 64 x 64 pixels"):
+        open_picture(tmp_path / f"a.{suffix}")
+
+
+def test_a_jpeg_of_a_hundred_megapixels_is_read_at_half_its_size(tmp_path):
+    image = Image.new("L", (10_000, 10_000), 200)
+    image.paste(40, (0, 0, 5000, 10_000))
+    image.save(tmp_path / "large.jpg")
+    shown = open_picture(tmp_path / "large.jpg")
+    assert shown.size == (5000, 5000)
+    assert [shown.getpixel((x, 2500))[0] for x in (100, 4900)] == [40, 200]
+
+
+def test_transparent_pixels_are_put_on_white_in_strips_as_at_once(monkeypatch):
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 11, 4), dtype=np.uint8)
+    image = Image.fromarray(pixels)
+    white = Image.new("RGBA", image.size, "white")
+    expected = Image.alpha_composite(white, image).convert("RGB")
+    monkeypatch.setattr(preprocessing, "STRIP", 50)
+    assert upright(image).tobytes() == expected.tobytes()
+
+
+def test_no_program_is_run_for_an_image(tmp_path, monkeypatch):
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # or it was looked for before
+    Image.new("RGB", (4, 4)).save(tmp_path / "photo.eps")
+    (tmp_path / "photo.eps").rename(tmp_path / "photo.jpg")
+    with pytest.raises(VitrailError, match=r"photo\.jpg is not a picture"):
+        open_picture(tmp_path / "photo.jpg")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "photo.jpg")
+    for path in (tmp_path / "photo.jpg", "/dev/zero"):
+        with pytest.raises(VitrailError, match="not a regular file"):
+            Preprocessing()(path)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp", "tif", "bmp", "ppm"])

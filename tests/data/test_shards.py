@@ -1,6 +1,7 @@
 """Tar files of every layout, whole and damaged, on disk and behind an address."""
 
 import gzip
+import io
 import json
 import multiprocessing
 import os
@@ -243,6 +244,52 @@ def test_of_a_truncated_tar_the_whole_pictures_are_kept(tmp_path, capsys, cut):
     assert said[0].startswith(f"{path} is damaged after ")
     open_shards(str(path))
     assert capsys.readouterr().err.startswith(f"{path} is damaged after "), "every time"
+
+
+def test_a_sparse_tar_that_claims_terabytes_is_a_broken_image(tmp_path):
+    with (tmp_path / "x.tar").open("wb") as file:
+        for name, size in (("cat/1.png", 1 << 36), ("dog/1.png", len(encoded(1)))):
+            member = tarfile.TarInfo(name)
+            member.size = size
+            file.write(member.tobuf(tarfile.GNU_FORMAT))
+            start = file.tell()
+            file.write(encoded(1))
+            file.seek(start + -(-size // 512) * 512)
+        file.truncate(file.tell() + 1024)
+    source = open_shards(str(tmp_path / "x.tar")).train
+    with pytest.raises(VitrailError, match=r"cat/1\.png in x\.tar has 68.7 GB"):
+        source.picture(0)
+    assert same(source.picture(1), photo(1))
+
+
+def test_headers_that_contradict_themselves_are_one_line(tmp_path):
+    for number, odd in enumerate(
+        (
+            {"GNU.sparse.map": "0,x", "GNU.sparse.size": "9" * 14, "GNU.sparse.name": "a.png"},
+            {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9" * 14},
+            {"size": "9" * 14},
+            {"size": "9" * 30},
+        )
+    ):
+        path = tmp_path / f"{number}.tar"
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+            for name in ("cat/1.png", "dog/1.png"):
+                member = tarfile.TarInfo(name)
+                member.size, member.pax_headers = 4, odd
+                tar.addfile(member, io.BytesIO(b"1234"))
+        assert str(path) in failure(path)
+
+
+def test_a_label_nested_too_deeply_is_none(tmp_path):
+    files = labelled(10) | {"deep.png": encoded(99), "deep.json": "[" * 200_000}
+    assert len(open_shards(str(write_tar(tmp_path / "x.tar", files))).train.names) == 10
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.tar")
+    assert "not a regular file" in failure(tmp_path / "x.tar")
+    assert "not a regular file" in failure(tmp_path)
 
 
 def test_rubbish_in_the_middle_of_a_tar_is_said(tmp_path, capsys):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image
 from torch import multiprocessing, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +22,7 @@ from vitrail.data.source import ArraySource
 from vitrail.errors import FailureError
 from vitrail.evaluation.classify import evaluate, predict
 from vitrail.evaluation.metrics import Predictions
+from vitrail.objectives.classify import Classify
 
 BROKEN = {0: VitrailError("0.png is not a picture"), 4: VitrailError("4.png is truncated")}
 
@@ -44,6 +46,19 @@ def test_every_picture_is_answered_once_and_in_order(batch):
     truth = expected[torch.arange(7), torch.from_numpy(source.targets)]
     assert np.allclose(found.loss, -truth.log(), atol=1e-5)
     assert broken == []
+
+
+def test_a_model_trained_with_a_sigmoid_is_measured_with_it():
+    source, model = pictures(7), linear()
+    model.activation = "sigmoid"
+    found, _ = predict(model, source, transform=tensor)
+    inputs = torch.stack([tensor(Image.fromarray(pixels)) for pixels in source.pixels])
+    logits = model.eval()(inputs.double()).detach()
+    best = logits.sigmoid().topk(5)
+    assert found.guesses.tolist() == best.indices.tolist()
+    assert np.allclose(found.probabilities, best.values, atol=1e-6)
+    expected = Classify(nn.Identity(), 6, "sigmoid")(logits, torch.from_numpy(source.targets))
+    assert np.allclose(found.loss, expected, atol=1e-5)
 
 
 def test_workers_change_nothing():

@@ -79,6 +79,14 @@ def test_every_class_is_shown_equally_often_and_fewer_lie_within_more():
     assert not torch.equal(ten, few_per_class(targets, 10, seed=2, classes=3))
 
 
+def test_how_many_images_the_smallest_class_gave_is_told():
+    found = fewshot(cloud(30, 6), cloud(9, 6), classes=3, shots=[4, 100], seeds=1)
+    assert [(row["shots"], row["fewest"], row["shown"]) for row in found] == [
+        (4, 4, 12),
+        (100, 10, 30),
+    ]
+
+
 def test_the_choice_is_that_of_numpys_generator():
     targets = torch.tensor([1, 0, 1, 0, 1, 0])
     rng = np.random.default_rng(7)

@@ -8,8 +8,8 @@ from PIL import Image
 from tests.evaluation.examples import LABELS, pictures
 from vitrail.data.source import Subset
 from vitrail.errors import VitrailError
-from vitrail.evaluation.metrics import Predictions
-from vitrail.evaluation.mistakes import mistakes, thumbnail
+from vitrail.evaluation.metrics import Predictions, measure
+from vitrail.evaluation.mistakes import mistakes, thumbnail, with_examples
 
 
 def answers(source, guesses, sure) -> Predictions:
@@ -42,6 +42,25 @@ def test_the_surest_mistakes_come_first_and_what_is_right_never():
         assert row["probability"] == pytest.approx(sure[i])
         error = np.asarray(decoded(row["thumbnail"])).mean() - source.pixels[i].mean()
         assert abs(error) < 6
+
+
+def test_every_frequent_confusion_has_its_surest_examples():
+    source = pictures(60)
+    guesses = (source.targets + 1) % len(LABELS)
+    sure = np.random.default_rng(0).random(60)
+    sure[source.targets == 0] /= 100  # none of these is among the surest mistakes
+    whole = answers(source, guesses, sure)
+    confused = measure(whole)["confused"]
+    found = with_examples(confused, whole, source)
+    assert [{k: v for k, v in row.items() if k != "examples"} for row in found] == confused
+    for row in found:
+        label = LABELS.index(row["truth"])
+        best = sorted(np.flatnonzero(source.targets == label), key=lambda i: -sure[i])[:2]
+        assert [one["name"] for one in row["examples"]] == [f"{i}.png" for i in best]
+        assert all(
+            (one["truth"], one["guess"]) == (row["truth"], row["guess"]) for one in row["examples"]
+        )
+    assert with_examples([], whole, source) == []
 
 
 def test_pictures_are_found_by_name_where_some_are_missing_from_the_answers():

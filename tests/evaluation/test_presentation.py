@@ -3,7 +3,7 @@ import pytest
 
 from tests.evaluation.examples import predictions
 from vitrail.evaluation.metrics import measure
-from vitrail.evaluation.presentation import classes, lines, show
+from vitrail.evaluation.presentation import classes, lines, show, show_fewshot
 
 
 def result(n: int, k: int, broken=()) -> dict:
@@ -23,8 +23,10 @@ def test_the_headline_has_number_interval_and_count():
     assert f"{100 * low:.1f} – {100 * high:.1f} %" in first
     assert first.endswith("n = 200, pets (test)")
     text = "\n".join(lines(found))
-    for name in ("top-5", "balanced accuracy", "macro-F1", "calibration error"):
+    for name in ("balanced accuracy", "macro-F1", "calibration error"):
         assert name in text
+    assert "top-5" not in text  # of four classes
+    assert "top-5" in "\n".join(lines(result(200, 6)))
     assert "worst" not in text
     assert "broken" not in text
 
@@ -47,7 +49,30 @@ def test_of_many_classes_the_worst_are_shown_and_those_without_pictures_are_not(
         [100 * value for value in f1[:10]], abs=0.005
     )
     assert "class 3" not in [row[0] for row in rows]
-    assert any("10 worst of 40 classes" in line for line in lines(found))
+    assert any(f"10 worst of {len(f1)} classes" in line for line in lines(found))
+    assert any(f"of {40 - len(f1)} of 40 classes" in line for line in lines(found))
+
+
+def test_the_few_classes_with_images_are_all_shown_and_only_they():
+    for k in (8, 1000):
+        found = result(60, k)
+        for row in found["per_class"][4:]:
+            row |= {"n": 0, "recall": 0.0, "f1": 0.0}
+        there = [row["name"] for row in found["per_class"] if row["n"]]
+        assert [row[0] for row in classes(found)[1]] == there
+        said = "\n".join(lines(found))
+        assert "worst" not in said
+        assert f"of {k - len(there):,} of {k:,} classes" in said
+
+
+def test_more_shots_than_images_are_told(capsys):
+    row = {"seed": 0, "ridge": 1024.0, "accuracy": 0.9, "knn": 0.8, "shown": 180, "n": 20}
+    rows = [row | {"shots": shots, "fewest": min(shots, 36)} for shots in (10, 100)]
+    show_fewshot({"results": rows, "data": "photos", "split": "test", "broken": []})
+    said = [line for line in capsys.readouterr().out.splitlines() if "fewer images" in line]
+    assert len(said) == 1
+    assert said[0].startswith("100 shots ")
+    assert "36" in said[0]
 
 
 def test_confusions_and_broken_pictures_are_named():

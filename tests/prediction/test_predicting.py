@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
+from rich.cells import cell_len
 
 import vitrail
 from tests.models import small
@@ -50,6 +51,34 @@ def model(tmp_path_factory) -> Path:
 
 def invoke(*arguments: object, **more):
     return CliRunner().invoke(main, ["predict", *map(str, arguments)], **more)
+
+
+def test_a_table_stays_aligned_beside_wide_labels(tmp_path, photos, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = small("vit", size=32, classes=3)
+    found.labels = ("犬と猫", "dog", "e\u0301te\u0301")
+    found.preprocess = Preprocessing(size=(32, 32))
+    vitrail.save(found, tmp_path / "model.safetensors")
+    Image.open(next(photos.rglob("*.jpg"))).save(tmp_path / "写真.png")
+    Image.open(next(photos.rglob("*.jpg"))).save(tmp_path / "photo.png")
+    lines = invoke("model.safetensors", ".").output.splitlines()
+    assert len(lines) == 2
+    assert len({cell_len(line) for line in lines}) == 1
+
+
+def test_no_cell_of_a_csv_is_a_formula(tmp_path, photos, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = small("vit", size=32, classes=3)
+    labels = ('=HYPERLINK("http://x")', "-1.5", "@SUM(1)")
+    found.preprocess, found.labels = Preprocessing(size=(32, 32)), labels
+    vitrail.save(found, tmp_path / "model.safetensors")
+    (tmp_path / "+1 cat.jpg").write_bytes(next(photos.rglob("*.jpg")).read_bytes())
+    found = invoke("model.safetensors", "+1 cat.jpg", "-", "--csv", "-", input=b"")
+    first, second = csv.DictReader(io.StringIO(found.stdout))
+    assert first["path"] == "'+1 cat.jpg"
+    assert second["path"] == "-"
+    assert {first[f"label_{i}"] for i in (1, 2, 3)} == {f"'{labels[0]}", "-1.5", "'@SUM(1)"}
+    assert sum(float(first[f"probability_{i}"]) for i in (1, 2, 3)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

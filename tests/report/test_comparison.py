@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_results_settings_and_classes_stand_side_by_side(tmp_path):
     assert row[2] == f"{100 * vit['top1']:.1f} %{100 * low:.1f} to {100 * high:.1f} %"
     assert row[3] == "test, 400"
     assert row[4:] == [
-        *(f"{100 * vit['top5']:.1f} %", f"{vit['macro_f1']:.3f}", "0.023"),
+        *(f"{vit['macro_f1']:.3f}", "0.023"),
         *("13 min", "5,525,381", "1.26"),
     ]
     assert page.row("vit", column=1, after=1)[2:] == [
@@ -88,6 +89,47 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
     recall = [read_result(folder)["per_class"][0]["recall"] for folder in vits]
     assert page.row("daisy")[3] == f"{mean(recall):.3f}"
     assert page.row("accuracy")[2] == f"{mean(top1):.3f} ± {stdev(top1):.3f}"
+
+
+def test_top5_is_shown_where_there_are_more_than_five_classes(tmp_path):
+    labels = [f"class {index}" for index in range(6)]
+    fake_run(tmp_path / "six", made=replace(VIT, labels=labels))
+    few = fake_run(tmp_path / "five", made=RESNET)
+    page = compared([tmp_path / "six", few], tmp_path / "both.html")
+    assert "top-5" in page.row("run", column=1)
+    top5 = read_result(tmp_path / "six")["top5"]
+    assert page.row("six", column=1)[4] == f"{100 * top5:.1f} %"
+    assert page.row("five", column=1)[4] == "–"
+    assert "top-5" not in compared([few], tmp_path / "one.html").text
+
+
+@pytest.mark.parametrize(
+    ("names", "common"),
+    [
+        (("redwood", "reduced"), "redwood, reduced"),
+        (("seed0", "seed1"), "here"),
+        (("vit+seed=0", "vit+seed=1"), "vit"),
+        (("vit-s1", "vit-s12"), "vit-s"),
+        (("photos", "photos-2"), "photos"),
+        (("tulip-fast-a", "tulip-fast-b"), "tulip-fast"),
+    ],
+)
+def test_a_group_is_named_by_whole_words(tmp_path, names, common):
+    folders = [
+        fake_run(tmp_path / "here" / name, made=replace(VIT, steps=20, seed=seed))
+        for seed, name in enumerate(names)
+    ]
+    other = fake_run(tmp_path / "other", made=replace(RESNET, steps=20))
+    page = compared([*folders, other], tmp_path / "all.html")
+    assert page.row("A", after=0)[1].startswith(f"{common}2")
+
+
+def test_values_of_settings_are_not_broken_inside_a_word(tmp_path):
+    page = compared(pair(tmp_path), tmp_path / "both.html")
+    assert '<td class="v"><span class="label">ResNet50</span></td>' in page.html
+    rule = re.search(r"^td\.v {(.*?)}", page.html, re.M)
+    assert rule is not None
+    assert "overflow-wrap" not in rule[1]
 
 
 def test_costs_are_those_of_one_run_and_blank_where_unknown(tmp_path):

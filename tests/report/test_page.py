@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.report.folders import FLOWERS, Recipe, fake_run, read_result, write_result
+from tests.report.folders import (
+    FLOWERS,
+    Recipe,
+    data_uri,
+    fake_run,
+    read_result,
+    write_result,
+)
 from tests.report.pages import Page
 from vitrail import report
 from vitrail.errors import FailureError, VitrailError
@@ -200,6 +207,51 @@ def test_few_classes_and_many_both_work(tmp_path, classes, heat):
     assert set(labels) <= listed
     if classes == 1000:
         assert "The 25 of 1,000 classes with the lowest F1" in page.text
+
+
+def test_of_many_classes_those_without_images_are_not_the_worst(tmp_path):
+    labels = [f"class {index}" for index in range(70)]
+    folder = fake_run(tmp_path / "run", made=Recipe(labels=labels, steps=20, n_per_class=10))
+    result = read_result(folder)
+    for row in result["per_class"][4:]:
+        row |= {"n": 0, "recall": 0.0, "f1": 0.0, "interval": [0.0, 1.0]}
+    write_result(folder, "test", result)
+    page = written(folder)
+    shown = page.html.split('id="classes"')[1].split("<details>")[0]
+    assert [f"class {index}" in shown for index in range(6)] == [True] * 4 + [False] * 2
+    assert "lowest F1" not in page.text
+    assert "66 classes of 70 have no image here." in page.text.replace("\xa0", " ")
+
+
+def test_a_frozen_run_lacks_no_augmented_images(tmp_path):
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=20))
+    (folder / "augmented.jpg").unlink()
+    config = folder / "config.toml"
+    config.write_text(config.read_text("utf-8").replace("[train]", "[train]\nfreeze = true"))
+    page = written(folder)
+    assert "augmented.jpg" not in page.text
+    assert "The backbone was frozen" in page.text
+
+
+def test_every_confusion_has_its_own_examples(tmp_path):
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=20))
+    result = read_result(folder)
+    mistake = result["mistakes"][0]
+    for number, row in enumerate(result["confused"][:10]):
+        picture = data_uri(Image.new("RGB", (20, 20), (25 * number, 0, 0)))
+        row["examples"] = [{**mistake, **row, "thumbnail": picture}]
+    result["mistakes"] = []
+    write_result(folder, "test", result)
+    page = written(folder)
+    for row in result["confused"][:10]:
+        assert row["examples"][0]["thumbnail"] in page.addresses
+
+
+def test_top5_is_left_out_of_five_classes(tmp_path, flowers_page):
+    assert "top-5" not in flowers_page.text
+    labels = [f"class {index}" for index in range(6)]
+    page = written(fake_run(tmp_path / "run", made=Recipe(labels=labels, steps=20)))
+    assert page.text.count("top-5") == 3  # the table, and the curves against steps and time
 
 
 def test_a_class_without_pictures_has_no_recall(tmp_path):

@@ -18,7 +18,7 @@ from vitrail.benchmarking.measuring import (
     timings,
 )
 from vitrail.benchmarking.peers import beside_peer
-from vitrail.console import count_progress, table
+from vitrail.console import count_progress, echo, table
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
 from vitrail.model.variants import describe, name
@@ -187,10 +187,8 @@ def free_gib() -> float:
 
 def show(result: dict[str, Any]) -> None:
     """The figures as a table, with what they were measured on."""
-    import click
-
     about = (result["hardware"], result["precision"], f"torch {result['torch']}", result["mode"])
-    click.echo(" · ".join(about))
+    echo(" · ".join(about))
     rows = [row for row in result["results"] if "error" not in row]
     peers = any("peer" in row for row in rows)
     columns = ["model", "pixels", "GMACs", "images/s", "at batch", "ms at batch 1", "peak memory"]
@@ -198,13 +196,13 @@ def show(result: dict[str, Any]) -> None:
     table(columns, [list(cells(row, peers)) for row in rows])
     for row in rows:
         if missing := row.get("peer", {}).get("missing"):
-            click.echo(f"{row['model']}: not beside timm: {missing}")
+            echo(f"{row['model']}: not beside timm: {missing}")
     for row in result["results"]:
         if "error" in row:
             size = f" at {row['size']} pixels" if row["size"] else ""
-            click.echo(f"{row['model']}{size}: {row['error']}")
+            echo(f"{row['model']}{size}: {row['error']}")
     if result["memory_budget_bytes"]:
-        click.echo(
+        echo(
             f"largest batch: extrapolated to {result['memory_budget_bytes'] / GIB:.1f} GiB, "
             "not tried out"
         )

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.errors import FailureError, VitrailError
-from vitrail.training.devices import Devices, out_of_memory
+from vitrail.errors import FailureError, VitrailError, out_of_memory
+from vitrail.training.devices import Devices
 from vitrail.training.instruments import peak_memory, reset_peak
 
 BLOCK = 0.02

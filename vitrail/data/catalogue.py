@@ -238,13 +238,12 @@ def open_named(name: str) -> Data:
         try:
             data = entry.fetch(name, folder)
         except FailureError as error:
-            found = classes_in(folder / name)
-            if not found:
+            place, expected = folder / name, entry.classes
+            if not (found := classes_in(place)):
                 raise
-            told = (
-                f"{folder / name} holds {found} folders, not those of its {entry.classes} classes"
-            )
-            raise type(error)(f"{error}; {told}") from None
+            raise type(error)(
+                f"{error}; {place} holds {found} folders, not those of its {expected} classes"
+            ) from None
     return replace(entry.parts(data), name=name)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitrail.console import table
+from vitrail.console import echo, table
 from vitrail.data.reading import Broken, Progress, read_all
 from vitrail.data.source import Data, Source
 
@@ -219,13 +219,11 @@ def measure(picture: Image.Image) -> tuple[int, int, bool]:
 
 def show(inspection: Inspection) -> None:
     """All of it on the terminal."""
-    import click
-
     counts = " · ".join(f"{part.total:,} {part.name}" for part in inspection.parts)
-    click.echo(f"{inspection.name}  {counts} · {len(inspection.labels):,} classes\n")
+    echo(f"{inspection.name}  {counts} · {len(inspection.labels):,} classes\n")
     table(*inspection.rows())
     if lines := inspection.lines():
-        click.echo("\n" + "\n".join(lines))
+        echo("\n" + "\n".join(lines))
 
 
 def reason_line(broken: Broken) -> str:

@@ -125,8 +125,8 @@ def whole(path: Path) -> Iterator[None]:
     try:
         yield
     except (
-        OSError, EOFError, ValueError, LookupError, RuntimeError, struct.error, zlib.error,
-        zipfile.BadZipFile,
+        OSError, EOFError, ValueError, LookupError, RuntimeError, MemoryError, OverflowError,
+        struct.error, zlib.error, zipfile.BadZipFile,
     ) as error:  # fmt: skip
         raise DamagedError(
             f"cannot read {path} ({one_line(error)}); delete it and fetch it again"

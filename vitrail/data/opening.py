@@ -87,8 +87,9 @@ def nothing_there(where: str) -> VitrailError:
     """Neither a path nor a name."""
     place = Path(where)
     with suppress(OSError):
-        if place.expanduser().is_file():
-            return VitrailError(f"{where} is a file; expected a folder with one folder per class")
+        if place.expanduser().exists():
+            what = "a file" if place.expanduser().is_file() else "neither a file nor a folder"
+            return VitrailError(f"{where} is {what}; expected a folder with one folder per class")
     beside = [str(place.with_name(path.name)) for path in place.expanduser().parent.glob("*")]
     near = did_you_mean(where, [*catalogue.CATALOGUE, *beside])
     return VitrailError(

@@ -1,11 +1,13 @@
 """From a picture to the tensor a model was trained on; the description travels with the weights."""
 
+import stat
 import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +38,21 @@ UNREADABLE = (
     Image.DecompressionBombError,
 )
 """What Pillow's decoders raise, one or another, at bytes that are not what they should be."""
+
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "WEBP", "AVIF", "TIFF", "PPM", "JPEG2000")
+"""The only decoders that ever see an image, whatever its file is called. Some of Pillow's others
+run programs: Ghostscript for what begins like EPS."""
+
+MEGAPIXELS = {"WEBP": 64, "AVIF": 64, "JPEG2000": 64}
+MOST_MEGAPIXELS = 128
+"""Millions of pixels that are decoded: each costs 16 to 20 bytes in these formats, 8 to 12 in
+others, and one image is to stay near a gigabyte. Pillow itself refuses above 178."""
+HALVED_MEGAPIXELS = 64
+"""A JPEG above that is decoded at half its width and height, which costs a quarter."""
+MOST_BYTES = 1 << 30
+"""Of a file: 178 million pixels of 16 bits, uncompressed. A sparse file claims more at no cost."""
+STRIP = 1 << 22
+"""Pixels that are put on white at a time."""
 
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -123,14 +140,52 @@ def from_dict(values: dict[str, Any]) -> Preprocessing:
 
 def open_picture(path: Path) -> Image.Image:
     """The picture in a file, `upright`; or one line that says why there is none."""
+    with readable(str(path)):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            # A pipe would be waited for, perhaps forever.
+            raise VitrailError(f"{path} is not a regular file; expected an image file")
+        refuse_large(str(path), status.st_size)
     return decode(path, str(path))
+
+
+def refuse_large(name: str, size: int) -> None:
+    """Some decoders read a file whole, whatever it holds."""
+    if size > MOST_BYTES:
+        raise VitrailError(f"{name} has {size / 1e9:,.1f} GB, which is too large for an image")
 
 
 def decode(file: Path | BytesIO, name: str) -> Image.Image:
     """The picture in a file or in its bytes, the first one of several, `upright`."""
-    with readable(name), Image.open(file) as image:
-        image.load()
+    with readable(name), opened(file) as image:
+        load_bounded(image)
         return upright(image)
+
+
+def opened(file: Path | BytesIO) -> Image.Image:
+    """An image of one of the `FORMATS`; only its header is read."""
+    return Image.open(file, formats=available_formats())
+
+
+@cache
+def available_formats() -> tuple[str, ...]:
+    """Those that this build of Pillow can read."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def load_bounded(image: Image.Image) -> None:
+    """Decodes an image unless that would take too much memory: few bytes can hold many pixels."""
+    width, height = image.size
+    if image.format in ("JPEG", "MPO"):
+        if width * height > HALVED_MEGAPIXELS * 1e6:
+            image.draft(None, (width // 2, height // 2))
+    elif width * height > 1e6 * (most := MEGAPIXELS.get(image.format or "", MOST_MEGAPIXELS)):
+        raise ValueError(
+            f"{width} x {height} pixels, and a {image.format} image may have {most} million "
+            "for the sake of memory; make it smaller"
+        )
+    image.load()
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -139,13 +194,23 @@ def upright(image: Image.Image) -> Image.Image:
     if (turn := TURNS.get(orientation(image))) is not None:
         image = image.transpose(turn)
     image = eight_bits(image)
-    if image.has_transparency_data:
-        # What lies under transparent pixels is often garbage, and nobody has ever seen it.
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-    rgb = image.convert("RGB")
+    rgb = on_white(image) if image.has_transparency_data else image.convert("RGB")
     rgb.info = {}  # or the picture would be turned again by whoever reads it there
     return rgb
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """What lies under transparent pixels is often garbage, and nobody has ever seen it.
+
+    A few rows at a time, for it takes three copies of them.
+    """
+    canvas = Image.new("RGB", image.size)
+    rows = max(1, STRIP // max(1, image.width))
+    for top in range(0, image.height, rows):
+        part = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        white = Image.new("RGBA", part.size, "white")
+        canvas.paste(Image.alpha_composite(white, part).convert("RGB"), (0, top))
+    return canvas
 
 
 def orientation(image: Image.Image) -> int:
@@ -177,6 +242,8 @@ def readable(name: str) -> Iterator[None]:
         raise VitrailError(f"{name} does not exist") from None
     except UnidentifiedImageError:
         raise VitrailError(f"{name} is not a picture") from None
+    except MemoryError:
+        raise VitrailError(f"{name} cannot be decoded: out of memory") from None
     except UNREADABLE as error:
         raise VitrailError(f"{name} cannot be decoded: {one_line(error)}") from None
 

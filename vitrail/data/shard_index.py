@@ -113,7 +113,7 @@ def build(path: Path, name: str) -> Index:
             for member in whole_members(tar, length):
                 place(tar, member, samples, classes)
             damage = unread(path, tar.offset)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # the latter of odd headers
         damage = one_line(error)
     found = [picture for sample in samples.values() for picture in sample.kept()]
     if not found:
@@ -173,7 +173,7 @@ def label_in(text: str, suffix: str) -> str:
         return text.strip().replace("\0", "")
     try:
         told = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     if isinstance(told, dict):
         told = told.get("label", told.get("cls"))

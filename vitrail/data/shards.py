@@ -7,6 +7,7 @@ class, and a folder called train, val or test above that its part.
 
 import hashlib
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,7 +20,7 @@ from PIL import Image
 from vitrail.console import say
 from vitrail.data import shard_index
 from vitrail.data.folders import NO_CLASS, PARTS
-from vitrail.data.preprocessing import decode
+from vitrail.data.preprocessing import decode, refuse_large
 from vitrail.data.shard_files import Shard, fetched, is_url, on_file, path_of
 from vitrail.data.shard_index import CLASS_LISTS, Index
 from vitrail.data.shard_patterns import addresses_of, name_of, part_in
@@ -47,8 +48,9 @@ class ShardSource:
 
     def picture(self, index: int) -> Image.Image:
         shard = self.shards[self.blocks[index]]
-        data = shard.read(int(self.offsets[index]), int(self.sizes[index]))
-        return decode(BytesIO(data), f"{self.names[index]} in {shard.name}")
+        name, size = f"{self.names[index]} in {shard.name}", int(self.sizes[index])
+        refuse_large(name, size)
+        return decode(BytesIO(shard.read(int(self.offsets[index]), size)), name)
 
 
 def open_shards(pattern: str, unlabelled: bool = False) -> Data:
@@ -82,6 +84,8 @@ def index_of(address: str) -> Index:
 def version(path: Path) -> str:
     """A file of this machine as it is now."""
     status = path.stat()
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, perhaps forever
+        raise VitrailError(f"{path} is not a regular file; expected a tar file")
     return f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
 
 

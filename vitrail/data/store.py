@@ -193,9 +193,12 @@ def open_store(where: Path) -> Data:
         labels = tuple(map(str, about["labels"]))
         parts = {str(part): open_part(folder / str(part), labels) for part in about["parts"]}
         return Data(name=str(about["name"]), **parts)
-    except (OSError, LookupError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, VitrailError):
-            raise
+    except VitrailError:
+        raise
+    except (
+        OSError, LookupError, TypeError, ValueError, EOFError, RecursionError, MemoryError,
+        zipfile.BadZipFile,
+    ) as error:  # fmt: skip
         raise damaged(folder, one_line(error)) from None
 
 

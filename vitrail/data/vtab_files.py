@@ -165,7 +165,7 @@ def scenes(place: Path, part: str, rule: Rule) -> FolderSource:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["scenes"]
         labelled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in found)
-    except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
     files = [file for file, _ in labelled]
     targets = np.array([target for _, target in labelled], dtype=np.int64)

@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 from vitrail.console import Advance
 from vitrail.data.loader import quietly
 from vitrail.data.source import Source
-from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 from vitrail.evaluation.matching import ADVICE, class_order
 from vitrail.evaluation.metrics import Predictions, measure
-from vitrail.evaluation.mistakes import mistakes
+from vitrail.evaluation.mistakes import mistakes, with_examples
+from vitrail.model.classifier import Activation, log_probabilities, losses
 
 Transform = Callable[[Image.Image], Tensor]
 Broken = list[tuple[str, str]]
@@ -81,6 +82,7 @@ class Judge:
         weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
         order = class_order(known_labels(model), labels)
         self.model, self.classes = model, len(labels)
+        self.activation: Activation = getattr(unwrapped(model), "activation", "softmax")
         self.device, self.dtype = weights.device, weights.dtype
         self.precision = None if precision == torch.float32 else precision
         self.order = None if order is None else torch.tensor(order, device=self.device)
@@ -88,10 +90,9 @@ class Judge:
     def answers(self, batch: Batch, targets: Int[Tensor, " n"]) -> Answers:
         """The best guesses, left on the device so that nothing waits for it."""
         assert batch.pixels is not None
-        likely = self.log_probabilities(batch.pixels)
-        best = likely.topk(min(5, self.classes))
-        truth = targets[batch.indices].to(self.device)[:, None]
-        loss = -likely.gather(1, truth)[:, 0]
+        logits = self.ordered(self.compute(self.model, batch.pixels))
+        best = log_probabilities(logits, self.activation).topk(min(5, self.classes))
+        loss = losses(logits, targets[batch.indices].to(self.device), self.activation)
         return Answers(batch.indices, best.indices, best.values.exp(), loss)
 
     def log_probabilities(self, pixels: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
@@ -105,10 +106,7 @@ class Judge:
             with torch.autocast(self.device.type, self.precision, self.precision is not None):
                 return function(inputs)
         except RuntimeError as error:
-            if (
-                not isinstance(error, torch.OutOfMemoryError)
-                and "allocate memory" not in f"{error}"
-            ):
+            if not out_of_memory(error):
                 raise
             raise TooManyError(
                 f"out of memory with {len(inputs)} pictures at once; try a smaller batch"
@@ -116,11 +114,15 @@ class Judge:
 
     def likely(self, logits: Float[Tensor, "b model"]) -> Float[Tensor, "b classes"]:
         """The logarithms of probabilities."""
+        return log_probabilities(self.ordered(logits), self.activation)
+
+    def ordered(self, logits: Float[Tensor, "b model"]) -> Float[Tensor, "b classes"]:
+        """The logits of the data's classes."""
         if logits.shape[-1] != self.classes:
             found = f"this model knows {logits.shape[-1]} classes"
             raise VitrailError(f"{found}, the data set has {self.classes}; {ADVICE}")
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        return (logits if self.order is None else logits[:, self.order]).log_softmax(-1)
+        return logits if self.order is None else logits[:, self.order]
 
 
 def evaluate(
@@ -145,7 +147,9 @@ def evaluate(
         raise VitrailError(f"no picture of {data} ({split}) can be read; {name}: {reason}")
     if judged is not None:
         predictions = judged(predictions)
-    return measure(predictions) | {
+    measured = measure(predictions)
+    return measured | {
+        "confused": with_examples(measured["confused"], predictions, source),
         "broken": [list(pair) for pair in broken],
         "split": split,
         "data": data,

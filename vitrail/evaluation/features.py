@@ -6,7 +6,8 @@ is shown. A renamed picture, another split or another data set with the same pic
 
 import hashlib
 import json
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.console import Advance, say
 from vitrail.data.preprocessing import Preprocessing
@@ -157,6 +158,40 @@ def kept_features(model: Classifier, precision: torch.dtype | None, root: Path) 
                 if keys.shape == (len(vectors), DIGEST):
                     kept.places |= {bytes(key): (vectors, i) for i, key in enumerate(keys)}
     return kept
+
+
+class Cached(nn.Module):
+    """A model that takes its features from those kept on disk and computes the missing ones."""
+
+    def __init__(self, model: Classifier, kept: Kept) -> None:
+        super().__init__()
+        self.module = model  # the name under which labels and preprocessing are looked for
+        self.kept = kept
+
+    def forward(self, pixels: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
+        def compute(new: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d"]:
+            return self.module.features(new.to(pixels)).float().cpu()
+
+        vectors = self.kept.through(pixels.float().cpu(), compute).to(pixels)
+        return vectors if self.module.head is None else self.module.head(vectors)
+
+
+@contextmanager
+def cached(
+    model: Classifier, precision: torch.dtype | None, root: Path, begin: bool = False
+) -> Iterator[nn.Module]:
+    """The model, with its features from disk where it has some there; `begin` starts to keep them.
+
+    Frozen runs begin, and `fewshot` does: features of other models would seldom be used again.
+    """
+    # Without any features on disk, the time to hash all weights is saved.
+    known = begin or (root / "features").is_dir()
+    kept = kept_features(model, precision, root) if known else None
+    if kept is None or not (begin or kept.places):
+        yield model
+        return
+    yield Cached(model, kept)
+    kept.save()
 
 
 def write(path: Path, table: np.ndarray) -> None:

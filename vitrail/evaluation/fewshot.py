@@ -146,6 +146,7 @@ def measure(
             "accuracy": accuracy(regression.scores(asked.vectors, ridge), asked.targets),
             "knn": nearest,
             "shown": len(chosen),
+            "fewest": int(torch.bincount(targets, minlength=classes).min()),
             "n": len(asked.targets),
         }
         for ridge in ridges

@@ -34,7 +34,7 @@ class Predictions:
     probabilities: Float[np.ndarray, "n best"]
     """Of the guesses."""
     loss: Float[np.ndarray, " n"]
-    """Cross-entropy: −log of the probability of the truth."""
+    """Cross-entropy as in training, without label smoothing and class weights."""
     labels: tuple[str, ...]
     """Names of the classes."""
 

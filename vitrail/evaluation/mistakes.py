@@ -5,6 +5,7 @@ import io
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from PIL import Image
 
 from vitrail.data.source import Source
@@ -19,7 +20,39 @@ def mistakes(predictions: Predictions, source: Source, most: int = 24) -> list[d
     """The most confident mistakes, surest first; the pictures are read again."""
     wrong = np.flatnonzero(predictions.guesses[:, 0] != predictions.targets)
     sure = predictions.probabilities[wrong, 0]
-    chosen = wrong[np.argsort(-sure, kind="stable")[:most]].tolist()
+    return described(predictions, source, wrong[np.argsort(-sure, kind="stable")[:most]])
+
+
+def with_examples(
+    confused: list[dict[str, Any]],
+    predictions: Predictions,
+    source: Source,
+    pairs: int = 10,
+    each: int = 2,
+) -> list[dict[str, Any]]:
+    """The most frequent confusions, the first `pairs` of them with their surest `examples`."""
+    surest = np.argsort(-predictions.probabilities[:, 0], kind="stable")
+    labels = np.array(predictions.labels)
+    truth = labels[predictions.targets[surest]]
+    guess = labels[predictions.guesses[surest, 0]]
+    chosen = [
+        surest[(truth == pair["truth"]) & (guess == pair["guess"])][:each]
+        for pair in confused[:pairs]
+    ]
+    rows = described(predictions, source, np.concatenate([surest[:0], *chosen]))
+    examples = {(pair["truth"], pair["guess"]): [] for pair in confused[:pairs]}
+    for row in rows:
+        examples[row["truth"], row["guess"]].append(row)
+    return [
+        pair | {"examples": examples.get((pair["truth"], pair["guess"]), [])} for pair in confused
+    ]
+
+
+def described(
+    predictions: Predictions, source: Source, indices: Int[np.ndarray, " k"]
+) -> list[dict[str, Any]]:
+    """What was shown, what it is and what it was taken for; the images are read again."""
+    chosen = indices.tolist()
     wanted = {predictions.names[i] for i in chosen}
     places = {name: place for place, name in enumerate(source.names) if name in wanted}
     found = []

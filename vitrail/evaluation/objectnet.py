@@ -77,7 +77,7 @@ def read_object(path: Path) -> Mapping[str, Any]:
     """A JSON object."""
     try:
         value = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VitrailError(f"cannot read {path} ({one_line(error)})") from None
     if not isinstance(value, dict) or not value:
         raise VitrailError(f"{path} is empty or no JSON object; unpack ObjectNet again")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.console import table
+from vitrail.console import echo, table
 
 MANY = 30
 """Classes up to which each has its line."""
@@ -16,15 +16,13 @@ FEW = 5
 
 def show(result: dict[str, Any]) -> None:
     """The whole summary on stdout."""
-    import click
-
     for line in headline(result):
-        click.echo(line)
-    click.echo()
+        echo(line)
+    echo()
     columns, rows = classes(result)
     table(columns, rows)
     for line in closing(result):
-        click.echo(line)
+        echo(line)
 
 
 def lines(result: dict[str, Any]) -> list[str]:
@@ -43,6 +41,7 @@ def headline(result: dict[str, Any]) -> list[str]:
     found = [
         f"{name:<17}  {percent(result[key]):>8}  {between(result['intervals'][key])}"
         for key, name in names.items()
+        if key != "top5" or len(result["per_class"]) > 5  # of five, one is always right
     ]
     part = f"{result['labels']} labels" if result.get("labels") else result["split"]
     found[0] += f"  n = {result['n']:,}, {result['data']} ({part})"
@@ -50,10 +49,10 @@ def headline(result: dict[str, Any]) -> list[str]:
 
 
 def classes(result: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Columns and rows of the table of classes: all of them, or the worst of many."""
-    shown = result["per_class"]
+    """Columns and rows of the table of classes with images: all of them, or the worst of many."""
+    shown = with_images(result)
     if len(shown) > MANY:
-        shown = sorted((row for row in shown if row["n"]), key=lambda row: row["f1"])[:WORST]
+        shown = sorted(shown, key=lambda row: row["f1"])[:WORST]
     columns = ("class", "n", "precision", "recall", "F1", "95 % interval of recall")
     return columns, [
         (
@@ -71,8 +70,11 @@ def classes(result: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]
 def closing(result: dict[str, Any]) -> list[str]:
     """What stands below the table: what it leaves out, what is confused, what was broken."""
     found = []
-    if (n := len(result["per_class"])) > MANY:
-        found.append(f"the {WORST} worst of {n:,} classes, by F1; --json lists all")
+    n, there = len(result["per_class"]), len(with_images(result))
+    if there > MANY:
+        found.append(f"the {WORST} worst of {there:,} classes, by F1; --json lists all")
+    if there < n and not result.get("absent"):
+        found.append(f"no image  of {n - there:,} of {n:,} classes")
     for pair in result["confused"][:FEW]:
         found.append(f"confused  {pair['truth']} taken for {pair['guess']}, {pair['n']:,} ×")
     if left_out := result.get("left_out", 0):
@@ -81,6 +83,11 @@ def closing(result: dict[str, Any]) -> list[str]:
         found.append(f"broken    could not be read and not counted: {len(broken):,}")
         found += [f"          {name}: {reason}" for name, reason in broken[:FEW]]
     return found
+
+
+def with_images(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The classes that occur in the data."""
+    return [row for row in result["per_class"] if row["n"]]
 
 
 def percent(share: float) -> str:
@@ -96,13 +103,11 @@ def between(interval: Sequence[float]) -> str:
 
 def show_fewshot(result: dict[str, Any]) -> None:
     """Mean and deviation over the seeds for each number of shots, on stdout."""
-    import click
-
     rows = result["results"]
     groups: dict[tuple[int, float], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["shots"], row["ridge"]), []).append(row)
-    click.echo(f"{result['data']} ({result['split']}), n = {rows[0]['n']:,}\n")
+    echo(f"{result['data']} ({result['split']}), n = {rows[0]['n']:,}\n")
     table(
         ("shots", "ridge", "shown", "linear", "k-NN", "seeds"),
         [
@@ -114,8 +119,12 @@ def show_fewshot(result: dict[str, Any]) -> None:
             for (shots, ridge), group in groups.items()
         ],
     )
+    for shots, fewest in {(row["shots"], row["fewest"]): None for row in rows}:
+        if fewest < shots:
+            less = f"{fewest:,} or more"
+            echo(f"{shots} shots  some classes have fewer images in train, all used: {less}")
     for name, reason in result["broken"][:FEW]:
-        click.echo(f"left out  {name}: {reason}")
+        echo(f"left out  {name}: {reason}")
 
 
 def over_seeds(values: Sequence[float]) -> str:

@@ -46,7 +46,7 @@ def read_labels(path: Path) -> list[tuple[int, ...]]:
     """The labels of each validation image, in the order of their numbers."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FailureError(f"cannot read {path} ({one_line(error)})") from None
     lists = isinstance(values, list) and all(isinstance(labels, list) for labels in values)
     if not lists or len(values) != IMAGES:

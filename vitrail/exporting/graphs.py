@@ -74,6 +74,7 @@ def description(model: Classifier, wish: Wish) -> dict[str, Any]:
             "shape": ["batch", len(pre.mean), *sides],
         },
         "output": "features" if model.head is None else "logits",
+        "activation": model.activation,
         "labels": list(model.labels),
         "preprocessing": pre.to_dict() | {"where": wish.preprocessing},
     }

@@ -106,4 +106,4 @@ def rendered(figure: Figure) -> Image.Image:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=SHARPNESS, bbox_inches="tight", pad_inches=0.06)
     file.seek(0)
-    return Image.open(file).convert("RGB")
+    return Image.open(file, formats=["PNG"]).convert("RGB")

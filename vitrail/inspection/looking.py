@@ -136,7 +136,7 @@ class Inspector:
         one = Look(name, pixels, recording, seen, self.check())
         if recording.logits is None:
             return one
-        probability, best = recording.logits.softmax(-1).max(-1)
+        probability, best = self.model.probabilities(recording.logits).max(-1)
         target = "" if recording.target < 0 else self.label(recording.target)
         return replace(
             one, guess=self.label(int(best)), probability=float(probability), target=target

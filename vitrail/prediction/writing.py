@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
-import click
 import numpy as np
 
-from vitrail.console import count_progress, say
+from vitrail.console import count_progress, echo, escaped, padded, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.prediction.files import Files, find
 from vitrail.prediction.predicting import Options, stream
@@ -25,6 +25,7 @@ Writer = Callable[[Row], None]
 WIDEST_PATH, WIDEST_LABEL = 60, 20
 """Columns are no wider than that; what is longer is not cut but shifts its line."""
 ROWS_TOGETHER = 1024
+NUMBER = r"[+-]?[\d.]+(e[+-]?\d+)?"
 
 
 def write(
@@ -78,18 +79,20 @@ def printable(text: str) -> str:
 @contextmanager
 def table(files: Files, labels: Sequence[str]) -> Iterator[Writer]:
     """One line per picture; a single picture's guesses one below the other."""
-    across = min(max(map(len, files.names)), WIDEST_PATH)
-    name = min(max(map(len, labels), default=0), WIDEST_LABEL)
+    across = min(max(width_of(escaped(printable(path))) for path in files.names), WIDEST_PATH)
+    name = min(max((width_of(escaped(label)) for label in labels), default=0), WIDEST_LABEL)
     alone = len(files.names) == 1
 
     def line(row: Row) -> None:
         if "error" in row:
             return
-        guesses = [f"{one['label']:{name}} {one['probability']:7.2%}" for one in row["top"]]
+        guesses = [
+            f"{padded(escaped(one['label']), name)} {one['probability']:7.2%}" for one in row["top"]
+        ]
         if alone:
-            click.echo("\n".join(guesses))
+            echo("\n".join(guesses))
         else:
-            click.echo("  ".join([row["path"].ljust(across), *guesses]).rstrip())
+            echo("  ".join([padded(escaped(row["path"]), across), *guesses]).rstrip())
 
     yield line
 
@@ -100,7 +103,7 @@ def json_lines() -> Iterator[Writer]:
 
     def line(row: Row) -> None:
         plain = {key: value for key, value in row.items() if key != "features"}
-        click.echo(json.dumps(plain, ensure_ascii=False))
+        echo(json.dumps(plain, ensure_ascii=False))
 
     yield line
 
@@ -116,9 +119,17 @@ def csv_rows(path: str, top: int) -> Iterator[Writer]:
         def row(found: Row) -> None:
             cells = [cell for one in found.get("top", ()) for cell in one.values()]
             cells += [""] * (2 * top - len(cells))
-            rows.writerow([found["path"], *cells, found.get("error", "")])
+            rows.writerow(map(neutral, [found["path"], *cells, found.get("error", "")]))
 
         yield row
+
+
+def neutral(cell: str | float) -> str | float:
+    """A cell that no spreadsheet takes for a formula, and no terminal for a command."""
+    if not isinstance(cell, str):
+        return cell
+    formula = re.match(r"[=+\-@\t\r＝＋－＠].", cell) and not re.fullmatch(NUMBER, cell)
+    return f"'{escaped(cell)}" if formula else escaped(cell)
 
 
 @contextmanager

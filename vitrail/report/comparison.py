@@ -1,6 +1,7 @@
 """Several runs on one page: overlaid curves, results, and the settings that differ."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -75,6 +76,7 @@ def page(runs: Sequence[Run], tables: Sequence[Table] = ()) -> str:
         n_runs=len(runs),
         charts={against: charts(groups, against) for against in ("step", "seconds")},
         results=[result_row(one) for one in groups],
+        with_top5=any(result.has_top5 for one in groups for result in one.results),
         costs=costs(groups),
         cautions=cautions(groups),
         settings=differing(groups),
@@ -112,12 +114,19 @@ def shared_split(runs: Sequence[Run]) -> str:
 
 
 def common_name(runs: Sequence[Run]) -> str:
-    """What the names of runs that differ in the seed begin with."""
-    letters = zip(*(run.name for run in runs), strict=False)
-    start = "".join(same[0] for same in takewhile(lambda found: len(set(found)) == 1, letters))
-    if len(runs) > 1:
-        start = start.rstrip("+-_.= ").removesuffix("seed").rstrip("+-_.= ")
-    return start or runs[0].name
+    """The words that the names of runs that differ in the seed begin with, or all their names.
+
+    A sweep's seed0, seed1, … are named after the sweep.
+    """
+    if len(runs) == 1:
+        return runs[0].name
+    # Each word with what stands before it; the number of a seed is a word of its own.
+    names = (re.findall(r"[+_.= -]*(?:\d+|[^\d+_.= -]+)", run.name) for run in runs)
+    words = zip(*names, strict=False)
+    start = "".join(same[0] for same in takewhile(lambda found: len(set(found)) == 1, words))
+    if start == "seed":
+        return as_text(runs[0].path.resolve().parent.name)
+    return start.removesuffix("seed").rstrip("+-_.= ") or ", ".join(run.name for run in runs)
 
 
 def letter(index: int) -> str:
@@ -171,7 +180,7 @@ def result_row(one: Group) -> dict[str, object]:
         "interval": between(results[0].intervals["top1"], n)
         if len(one.runs) == len(results) == 1
         else "",
-        "top5": spread([result.scores["top5"] for result in results], n),
+        "top5": spread([result.scores["top5"] for result in results if result.has_top5], n),
         "macro_f1": plain_spread([result.scores["macro_f1"] for result in results]),
         "ece": plain_spread([result.scores["ece"] for result in results]),
         "time": duration(average([run.info.number("seconds") for run in one.runs])),

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
+from vitrail.data.preprocessing import load_bounded, opened
 from vitrail.errors import VitrailError, one_line
 from vitrail.report.fields import Fields, as_number, as_text, is_number, read_object
 from vitrail.report.inside import Inside, read_inside
@@ -70,6 +71,11 @@ class Run:
         return self.info.text("name") or as_text(self.path.resolve().name)
 
     @property
+    def frozen(self) -> bool:
+        """Whether the head alone was trained, on features."""
+        return self.settings.get("train.freeze") == "true"
+
+    @property
     def result(self) -> Evaluation | None:
         """What to lead with: test, else val, else whatever was measured."""
         return next(iter(self.evaluations.values()), None)
@@ -108,14 +114,14 @@ def read_run(path: Path) -> Run:
 def read_settings(path: Path) -> tuple[dict[str, str], str]:
     """The settings by their full names, and in words why there are none."""
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
+        values = dict(flatten(tomllib.loads(path.read_text("utf-8"))))
     except FileNotFoundError:
         return {}, "is missing"
     except OSError as error:
         return {}, f"cannot be read: {one_line(error)}"
     except (ValueError, RecursionError):
         return {}, "is cut short or is not TOML"
-    return dict(flatten(values)), ""
+    return values, ""
 
 
 def flatten(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -182,8 +188,8 @@ def read_sheet(path: Path) -> tuple[str, str]:
     """The sheet as a data URI, made smaller where it is large, and in words why there is none."""
     try:
         data = path.read_bytes()
-        with Image.open(io.BytesIO(data)) as sheet:
-            sheet.load()
+        with opened(io.BytesIO(data)) as sheet:
+            load_bounded(sheet)
             if len(data) > MOST_SHEET_BYTES or sheet.format != "JPEG":
                 data = smaller(sheet)
     except FileNotFoundError:

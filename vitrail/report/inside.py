@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from vitrail.data.preprocessing import load_bounded, opened
 from vitrail.report.fields import Fields, as_number, is_number, read_object
 
 MOST_BYTES = 400_000
@@ -108,8 +109,8 @@ def embedded(path: Path) -> str:
     """A picture as a data URI; empty where there is none that a page can carry."""
     try:
         data = path.read_bytes()
-        with Image.open(io.BytesIO(data)) as picture:
-            picture.load()
+        with opened(io.BytesIO(data)) as picture:
+            load_bounded(picture)
             kind = KINDS.get(picture.format or "")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return ""

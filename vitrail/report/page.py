@@ -33,6 +33,8 @@ def page(run: Run) -> str:
         result=result,
         heat=sections.heat(result) if result else [],
         class_tables=sections.class_tables(result) if result else ([], []),
+        n_there=sum(score.n > 0 for score in result.per_class) if result else 0,
+        with_top5=any(one.has_top5 for one in run.evaluations.values()),
         confidence=sections.confidence(result) if result else "",
         calibration=calibration("calibration", result.calibration) if result else "",
         inside=run.inside,

@@ -102,6 +102,7 @@ def charts(run: Run, against: str) -> list[Chart]:
 def drawable(run: Run, against: str) -> list[tuple[Chart, list[Line]]]:
     """Charts with something to show, and its lines; four small ones are better two by two."""
     events = {"train": run.train, "val": run.val}
+    few_classes = 0 < run.info.fields("data").count("classes") <= 5
     found: list[tuple[Chart, list[Line]]] = []
     for chart in CHARTS:
         lines = {
@@ -109,6 +110,7 @@ def drawable(run: Run, against: str) -> list[tuple[Chart, list[Line]]]:
                 events[key.event], key.name, against=against, colour=key.colour, scale=chart.scale
             )
             for key in chart.keys
+            if not (few_classes and key.name == "top5")
         }
         known = {key: one for key, one in lines.items() if np.isfinite(one.y).any()}
         if known:

@@ -81,6 +81,11 @@ class Evaluation:
     mistakes: tuple[Mistake, ...]
     broken: list[tuple[str, str]]
 
+    @property
+    def has_top5(self) -> bool:
+        """Whether top-5 says anything: of five classes, it is always right."""
+        return not 0 < len(self.per_class) <= 5
+
 
 SCORES = ("top1", "top5", "balanced_accuracy", "macro_f1", "ece", "loss", "seconds")
 
@@ -157,12 +162,14 @@ def confusion(values: Fields, classes: int) -> Int[np.ndarray, "k k"] | None:
 def confused(
     values: Fields, per_class: tuple[ClassScore, ...], mistakes: tuple[Mistake, ...]
 ) -> tuple[Pair, ...]:
-    """The most frequent pairs, each with what pictures of it are among the mistakes."""
+    """The most frequent pairs, each with examples; older files have those among the mistakes."""
     sizes = {score.name: score.n for score in per_class}
     pairs = []
     for row in values.rows("confused"):
         truth, guess = row.text("truth"), row.text("guess")
-        shown = [m.thumbnail for m in mistakes if (m.truth, m.guess) == (truth, guess)]
+        examples = [mistake(one) for one in row.rows("examples")]
+        among = [m for m in mistakes if (m.truth, m.guess) == (truth, guess)]
+        shown = [one.thumbnail for one in examples or among]
         pairs.append(
             Pair(
                 truth=truth,

@@ -156,7 +156,8 @@ def class_tables(result: Evaluation) -> tuple[list[ClassScore], list[ClassScore]
     if len(scores) <= FEW_CLASSES:
         return scores, []
     known = sorted((s for s in scores if np.isfinite(s.f1)), key=lambda s: (s.f1, s.name))
-    return known[:WORST_CLASSES], scores[:MOST_CLASSES]
+    worst = known if len(known) <= FEW_CLASSES else known[:WORST_CLASSES]
+    return worst, scores[:MOST_CLASSES]
 
 
 def confidence(result: Evaluation) -> str:
