@@ -6,6 +6,7 @@ They are forked, so that none has to import torch again.
 import multiprocessing
 import os
 import socket
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -32,8 +33,11 @@ def together(processes: int, function: Callable[..., Any], *arguments: Any) -> N
     started = [
         start(as_rank, rank, processes, port, function, *arguments) for rank in range(processes)
     ]
-    for process in started:
-        process.join()
+    while any(process.is_alive() for process in started):
+        if any(process.exitcode for process in started):  # the others would wait for it
+            for process in started:
+                process.kill()
+        time.sleep(0.02)
     assert [process.exitcode for process in started] == [0] * processes
 
 
