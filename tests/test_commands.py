@@ -131,15 +131,25 @@ def test_another_data_sets_figures_do_not_replace_the_runs_own(run, photos, tmp_
 
 
 def test_val_is_no_test_for_a_run_that_learnt_from_it(photos, tmp_path):
-    settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.subset": 10}
+    settings = SHORT | {"train.steps": 1, "train.evaluations": 0}
     settings |= {"data.train_on": "train+val"}
     run = vitrail.train(photos, settings, out=tmp_path / "all", device="cpu")
-    assert run.info()["data"]["train"] == 10  # the subset is one of everything but test
-    with pytest.raises(VitrailError, match="learnt from val as well"):
+    (tmp_path / "alias").symlink_to(photos)  # the same images by another name
+    for data in (photos, tmp_path / "alias"):
+        with pytest.raises(VitrailError, match=r"learnt from all \d+ images of val"):
+            vitrail.evaluate(run.folder, data, split="val", device="cpu")
+    (run.folder / "training_images.npy").unlink()  # as in runs from before
+    with pytest.raises(VitrailError, match=r"learnt from all \d+ images of val"):
         vitrail.evaluate(run.folder, photos, split="val", device="cpu")
-    (tmp_path / "alias").symlink_to(photos)  # the same pictures by another name
-    with pytest.raises(VitrailError, match="learnt from val as well"):
-        vitrail.evaluate(run.folder, tmp_path / "alias", split="val", device="cpu")
+
+
+def test_a_subset_of_everything_but_test_is_known_by_its_images(photos, tmp_path):
+    settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.subset": 10}
+    settings |= {"data.train_on": "train+val"}
+    run = vitrail.train(photos, settings, out=tmp_path / "some", device="cpu")
+    assert run.info()["data"]["train"] == 10
+    found = vitrail.evaluate(run.folder, photos, split="all", device="cpu")
+    assert found["left_out"] == 10
 
 
 def test_weights_do_not_go_on_with_another_test_part(run, photos, tmp_path):
@@ -175,7 +185,7 @@ def test_a_run_does_not_go_on_with_other_pictures(photos, tmp_path):
     run.update(status="stopped")
     for name in "abcdefgh":  # of which one at least is hashed into train
         shutil.copy(photos / "red" / "01.jpg", folder / "red" / f"{name}.jpg")
-    with pytest.raises(VitrailError, match="begun with other training pictures"):
+    with pytest.raises(VitrailError, match=r"begun with other training images \(49 then, 5"):
         vitrail.train(folder, settings, out=tmp_path / "run", resume=True, device="cpu")
 
 

@@ -186,3 +186,19 @@ def test_a_sweep_writes_all_of_it_into_its_numbered_folder():
         folder / "seed0"
     )
     assert sweep("digits/vit", settings, seeds=1, device="cpu") == result
+
+
+@pytest.mark.parametrize(
+    ("what", "settings", "warmup"),
+    [
+        ("finetune/cifar10", [], 500),
+        ("finetune/cifar10", ["train.steps=1000"], 50),
+        ("finetune/cifar10", ["train.steps=20000"], 500),  # a longer run keeps it
+        ("finetune/cifar10", ["train.steps=1000", "optim.warmup=500"], 500),
+        ("cifar10/vit", ["train.epochs=30"], 192),
+        ("cifar10/vit", ["train.steps=1000"], 100),  # the recipe counts epochs
+        ("cifar10/vit", ["train.minutes=5"], 1920),
+    ],
+)
+def test_a_shorter_run_has_a_shorter_warmup(what, settings, warmup):
+    assert understand(what, settings).config.optim.warmup == warmup

@@ -63,10 +63,9 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON value o
 DEVICE = click.option("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps.")
 SPLIT = click.option(
     "--split",
-    type=click.Choice(["train", "val", "test"]),
-    default="test",
-    show_default=True,
-    help="The part of the data.",
+    type=click.Choice(["train", "val", "test", "all"]),
+    callback=lambda _context, _option, value: value or "",
+    help="Default: test of the data MODEL was trained on, all of a folder it never saw.",
 )
 SETTINGS = click.argument("settings", nargs=-1, metavar="[SETTINGS]...")
 

@@ -8,10 +8,12 @@ from typing import Any
 from vitrail import runs
 from vitrail.console import count_progress, duration, is_main, say
 from vitrail.data.opening import same_data
+from vitrail.data.source import listed
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import cached, extract, kept_features
+from vitrail.evaluation.matching import among_classes
 from vitrail.evaluation.parts import part_of
 from vitrail.inspection import inspecting
 from vitrail.inspection.looking import Picture, inspector
@@ -44,7 +46,12 @@ def train(
     folder, numbered = order.place(out, resume)
     run = Run(folder)
     if resume and run.info().get("status") == "finished":
-        raise VitrailError(f"{folder} holds {runs.described(run)}; nothing is left to do")
+        if not order.config.train.hyperrule:  # whose settings depend on the data
+            runs.refuse_other(folder, order.config)
+        say(f"{folder} holds {runs.described(run)}")
+        if not (run.inspected() and (folder / "report.html").exists()):
+            finish(run, device)  # a kill after training left it without
+        return run
     options: dict[str, Any] = {"resume": resume, "device": device, "facts": order.facts()}
     run = training.train(order.config, folder, numbered=numbered, **options)
     if run.writes:
@@ -55,11 +62,11 @@ def train(
 def finish(run: Run, device: str) -> None:
     """The report, and the last lines."""
     info = run.info()
-    if info["status"] == "finished":
+    if info["status"] == "finished" and not run.inspected():
         look_inside(run, device)
     target = page.write(run.folder)
     top1, split, n = runs.score(run)
-    told = [f"done in {duration(info['seconds'])}"]
+    told = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]
     if info["status"] != "finished":
         return
     if top1 is not None:
@@ -104,7 +111,7 @@ def sweep(
     folder = Path(result["out"])
     if is_main():
         for path in final_runs(result):
-            if not (path / "inspection").exists():
+            if not Run(path).inspected():
                 look_inside(Run(path), device)
             page.write(path)
         comparison.compare(final_runs(result), folder / "report.html", sweeps.tables(result))
@@ -148,35 +155,35 @@ def evaluate(
     model: str | Path | Classifier,
     data: str | Path,
     *,
-    split: str = "test",
+    split: str = "",
     labels: str = "",
     batch: int = 64,
     workers: int = 0,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """Top-1, top-5, per-class figures, confusion and calibration on exactly all images of a split.
+    """Top-1, top-5, per-class figures, confusion and calibration on every image of a split that the
+    model did not learn from.
 
-    `labels` (imagenet, real, objectnet, objectnet-unmasked) asks a model of ImageNet's classes
-    about other labels or pictures. The result of a run is also kept in its folder.
+    `split` is train, val, test or all; by default test of the data that the model was trained on,
+    all of a folder that it never saw. `labels` (imagenet, real, objectnet, objectnet-unmasked) asks
+    a model of ImageNet's classes about other labels or pictures. The result of a run is also kept
+    in its folder.
     """
     with devices(device, "auto") as where:
-        name = str(model) if isinstance(model, (str, Path)) else type(model).__name__
         loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
-        with count_progress(f"evaluating {split}", where.main) as advance:
-            options: dict[str, Any] = {
-                "split": split,
-                "model_name": name,
-                "batch": batch,
-                "precision": where.precision,
-                "workers": workers,
-                "progress": advance,
-            }
-            if labels:
-                result = variants.evaluate(loaded, data, labels, **options)
-            else:
-                source = part_of(loaded, data, split)
-                with cached(loaded, where.precision, cache()) as asked:
-                    result = classify.evaluate(asked, source, data=str(data), **options)
+        options: dict[str, Any] = {
+            "model_name": str(model) if isinstance(model, (str, Path)) else type(model).__name__,
+            "batch": batch,
+            "precision": where.precision,
+            "workers": workers,
+        }
+        if labels:
+            options["split"] = split or "test"
+            with count_progress("evaluating", where.main) as advance:
+                result = variants.evaluate(loaded, data, labels, progress=advance, **options)
+        else:
+            result = evaluate_part(loaded, data, split, where.main, options)
+        split = result["split"]
         # What came with the package says how good it is, and is not written to.
         apart = isinstance(model, Classifier) or model == BUILTIN.name
         run = None if apart else runs.run_of(Path(model))
@@ -190,6 +197,27 @@ def evaluate(
             except FailureError as error:
                 say(f"the result is not kept: {error}")
     return result
+
+
+def evaluate_part(
+    model: Classifier, data: str | Path, split: str, main: bool, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A model on its own classes; the first lines say which images are measured."""
+    part = part_of(model, data, split)
+    source, absent = among_classes(part.source, model.labels)
+    if main:
+        say(f"images   {part.note}")
+    if absent and main:
+        classes = len(source.labels)
+        say(f"classes  {classes - len(absent)} of {classes}: {data} has no {listed(absent)}")
+    with (
+        count_progress(f"evaluating {part.split}", main) as advance,
+        cached(model, options["precision"], cache()) as asked,
+    ):
+        result = classify.evaluate(
+            asked, source, data=str(data), split=part.split, progress=advance, **options
+        )
+    return result | {"left_out": part.left_out, "absent": list(absent)}
 
 
 def inspect(
@@ -224,30 +252,37 @@ def fewshot(
     shots: Sequence[int] = (1, 5, 10, 25),
     seeds: int = 3,
     ridges: Sequence[float] = (few.RIDGE,),
-    split: str = "test",
+    split: str = "",
     device: str = "auto",
 ) -> dict[str, Any]:
     """Closed-form linear accuracy on frozen features, after a few pictures of each class of train.
 
-    On train itself, it is asked about the pictures that were not shown.
+    The split is chosen as in `evaluate`. On train itself, and on all of a folder, it is asked about
+    the pictures that were not shown.
     """
     few.check(shots, seeds, ridges)
     with devices(device, "auto") as where:
         loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
-        parts = {name: part_of(loaded, data, name) for name in dict.fromkeys(("train", split))}
+        part = part_of(loaded, data, split)
+        split, alone = part.split, part.split in ("train", "all")
+        if where.main:
+            say(f"images   {part.note}")
+        parts = {split: part.source}
+        if not alone:
+            parts["train"] = part_of(loaded, data, "train").source
         options: dict[str, Any] = {
             "precision": where.precision,
             "workers": cores() if where.device.type == "cuda" else 0,
             "kept": kept_features(loaded, where.precision, cache()),
         }
         found = {}
-        for name, part in parts.items():
+        for name, source in parts.items():
             with count_progress(f"features of {name}", where.main) as advance:
-                found[name] = extract(loaded, part, **options, progress=advance)
+                found[name] = extract(loaded, source, **options, progress=advance)
     results = few.fewshot(
-        found["train"],
-        None if split == "train" else found[split],
-        classes=len(parts["train"].labels),
+        found[split if alone else "train"],
+        None if alone else found[split],
+        classes=len(part.source.labels),
         shots=shots,
         seeds=seeds,
         ridges=ridges,

@@ -132,9 +132,9 @@ class Train:
     epochs: float = 0.0
     """Length of the run in passes over the training images."""
     minutes: float = 0.0
-    """Length of the run as a time budget: the schedule follows the clock, which starts when the
-    features of a frozen backbone are there. Such a run can be resumed, but not repeated to the
-    bit."""
+    """Length of the run as a time budget: the schedule follows the clock. It counts the features of
+    a frozen backbone, but leaves the head at least a tenth. Such a run can be resumed, but not
+    repeated bit-exactly."""
     batch: int = 512
     """Images per update, over all processes and accumulated parts."""
     freeze: bool = False
@@ -154,7 +154,8 @@ class Train:
     patience: int = 0
     """Stop after so many evaluations without a better val top-1; 0 goes on to the end."""
     keep: Literal["best", "last"] = "best"
-    """Which weights become the model: the best on val, or the last."""
+    """Which weights become the model: the best on val by accuracy (balanced accuracy with class
+    weights), then by loss; or the last."""
     hyperrule: bool = False
     """BiT's HyperRule: steps, warm-up, size and mixup, where they are not set, follow from the
     number and size of the images."""

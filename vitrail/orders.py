@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from vitrail.settings import (
     load,
     override,
     parse,
+    put,
     read,
     recipes,
     with_settings,
@@ -29,6 +30,8 @@ from vitrail.settings import (
 
 DEFAULT = "finetune/folder"
 """The recipe for a plain folder."""
+LONGEST_WARMUP = 0.1
+"""Of `train.steps`, where a recipe counts epochs and its own share is not known."""
 RUNS = Path("runs")
 """Where runs are written without `--out`."""
 
@@ -137,6 +140,7 @@ def understand(what: str | Path, settings: Settings = (), lists: bool = False) -
     for name, value in given:
         swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
         override(values, f"sweep.{name}" if swept else name, value)
+    scale_warmup(values, before, {name for name, _ in given})
     config = build(values)
     refuse_without_effect(
         {name.removeprefix("sweep."): value for name, value in given},
@@ -149,6 +153,23 @@ def understand(what: str | Path, settings: Settings = (), lists: bool = False) -
     )
     name = Path(title).stem if title.endswith(".toml") else title
     return Order(config, recipe, name, told, folder)
+
+
+def scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[str]) -> None:
+    """Shortens a recipe's warm-up with its run, where only the length was given."""
+    warmup = values.get("optim.warmup", 0)
+    if not warmup or "optim.warmup" in given or "sweep.optim.warmup" in values:
+        return
+    steps, share = values.get("train.steps", 0), 1.0
+    if "train.steps" in given and not recipe.get("train.steps"):
+        # A recipe that counts epochs, whose steps are known once its data is open.
+        share = min(1.0, LONGEST_WARMUP * steps / warmup)
+    else:
+        for name in ("train.steps", "train.epochs"):
+            if name in given and recipe.get(name) and values.get(name):
+                share = min(1.0, values[name] / recipe[name])
+    if share < 1:
+        put(values, "optim.warmup", max(1, round(share * warmup)))
 
 
 def tried(config: Config) -> list[Config]:

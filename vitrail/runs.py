@@ -7,6 +7,7 @@ log.txt            what the terminal said
 model.safetensors  the weights that were kept, with classes and preprocessing
 last.pt            all that an exact resume needs
 previous.pt        the checkpoint before it, should last.pt be damaged
+training_images.npy  eight bytes of each training image, so that evaluation can leave it out
 augmented.jpg      training images as the model saw them
 evaluation/*.json  one per evaluated part of the data
 inspection/        what the model looks at: numbers in inspection.json, and pictures
@@ -28,6 +29,9 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from jaxtyping import UInt64
 
 from vitrail import __version__
 from vitrail.config import Config
@@ -63,10 +67,18 @@ class Run:
     def previous_checkpoint(self) -> Path:
         return self.folder / "previous.pt"
 
+    @property
+    def training_images(self) -> Path:
+        return self.folder / "training_images.npy"
+
     def has_checkpoint(self) -> bool:
         """Whether there is something to resume from."""
         # A kill between two renames leaves the previous one alone.
         return self.checkpoint.exists() or self.previous_checkpoint.exists()
+
+    def inspected(self) -> bool:
+        """Whether what the model looks at has been written."""
+        return (self.folder / "inspection" / "inspection.json").exists()
 
     def info(self) -> dict[str, Any]:
         """What run.json says; empty where there is none."""
@@ -81,6 +93,16 @@ class Run:
         """Keeps the names of pictures that could not be decoded, and why."""
         data = self.info().get("data", {})
         self.update(data={**data, "broken": sorted(pictures.items())})
+
+    def record_training_images(self, hashes: UInt64[np.ndarray, " n"]) -> None:
+        """Keeps what the run learns from, by content."""
+
+        def save(part: Path) -> None:
+            with part.open("wb") as file:
+                np.save(file, np.unique(hashes[hashes > 0]))
+
+        if self.writes:
+            replace_with(self.training_images, save)
 
     def say(self, line: str) -> None:
         """One line on the terminal and in log.txt."""
@@ -202,9 +224,10 @@ def create(folder: Path, config: Config, facts: Mapping[str, Any], resume: bool)
         for name in ("run.json", "metrics.jsonl", "log.txt", "augmented.jpg"):
             (folder / name).unlink(missing_ok=True)
     if (folder / "run.json").exists() and not resume:
+        finished = run.info().get("status") == "finished"
+        ways = "" if finished else "resume it with --resume, or "
         raise VitrailError(
-            f"{folder} holds {described(run)}; resume it with --resume, or choose another folder "
-            "with --out"
+            f"{folder} holds {described(run)}; {ways}choose another folder with --out"
         )
     if (folder / "config.toml").exists() and resume:
         refuse_other(folder, config)
@@ -291,6 +314,23 @@ def run_of(model: Path) -> Run | None:
     """The run that a MODEL is, or lies in."""
     found = next((folder for folder in (model, model.parent) if is_run(folder)), None)
     return None if found is None else Run(found)
+
+
+def training_images(model: Path | None) -> UInt64[np.ndarray, " n"] | None:
+    """Hashes of the images that a MODEL learnt from; None where they were not recorded."""
+    run = None if model is None else run_of(model)
+    if run is None or not run.training_images.exists():
+        return None
+    try:
+        found = np.load(run.training_images, allow_pickle=False)
+        if found.dtype == np.uint64 and found.ndim == 1:
+            return found
+        why = "it holds something else"
+    except (OSError, ValueError, EOFError) as error:
+        why = one_line(error)
+    raise FailureError(
+        f"{run.training_images} cannot be read ({why}); delete it to go by the names of images"
+    )
 
 
 def find(root: Path, pattern: str = "**/run.json") -> list[Run]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from vitrail.data.loader import Batch
 from vitrail.errors import FailureError, out_of_memory
-from vitrail.training.checkpoint import Learner
+from vitrail.training.checkpoint import Counters, Learner
 from vitrail.training.devices import Devices
 from vitrail.training.loop import DivergedError, Length, Loop
 from vitrail.training.schedule import Schedule
@@ -154,3 +154,16 @@ def test_a_loss_that_is_no_number_is_told_with_the_step():
     run.counters.step = 812
     with pytest.raises(DivergedError, match=r"loss is nan at step 812; try a lower optim.lr"):
         run.check()
+
+
+def test_a_time_budget_ends_at_its_last_step():
+    length = Length(seconds=10.0)
+    assert length.total(Counters(step=2, seconds=5.0)) == 4
+    assert length.total(Counters(step=3, seconds=16.0)) == 3  # and not 3/2
+
+
+def test_a_time_budget_counts_what_came_before_the_first_update():
+    length = Length(seconds=10.0)
+    assert length.less(4.0).done(Counters(step=1, seconds=3.0)) == 0.5
+    assert length.less(60.0).seconds == 1.0
+    assert Length(steps=5).less(60.0) == Length(steps=5)

@@ -25,7 +25,7 @@ from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.orders import understand
 from vitrail.report.sweeps import tables, tasks
 from vitrail.runs import Run
-from vitrail.settings import load
+from vitrail.settings import load, with_settings
 from vitrail.training.suite import whose
 from vitrail.training.sweep import Trial, best_val, chosen
 
@@ -260,6 +260,22 @@ def test_a_trial_that_diverged_does_not_win_by_what_it_was_before(tmp_path):
     assert chosen([diverged, finished]) is finished
     with pytest.raises(FailureError, match="every trial failed; the last: loss is nan at step 2"):
         chosen([diverged])
+
+
+def test_a_sweep_chooses_as_its_runs_do(tmp_path):
+    """By balanced accuracy with class weights, and by the loss where that ties."""
+    trials = []
+    for name, weights in (("a", "balanced"), ("b", "balanced"), ("c", "balanced")):
+        config = with_settings(Config(), train__class_weights=weights)
+        run = runs.create(tmp_path / name, config, {}, resume=False)
+        low = 0.2 if name == "a" else 0.5
+        loss = 1.0 if name == "b" else 0.5
+        run.event(event="val", step=1, top1=0.9, balanced_accuracy=low / 2, loss=2.0)
+        run.event(event="val", step=2, top1=0.9 - low, balanced_accuracy=low, loss=loss)
+        run.update(status="finished")
+        trials.append(Trial({"optim.lr": low}, {"digits": run}, balanced=True))
+    assert [best_val(one.runs["digits"])["step"] for one in trials] == [2, 2, 2]
+    assert chosen(trials) is trials[2]
 
 
 def test_a_task_that_comes_later_may_change_the_choice(place, tmp_path):

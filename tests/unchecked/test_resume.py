@@ -11,9 +11,11 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from tests.processes import start
+from vitrail.cli import main
 from vitrail.commands import train
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
@@ -160,10 +162,23 @@ def test_a_run_is_never_overwritten(recipe, tmp_path):
     out = tmp_path / "run"
     short = ("train.steps=2", "train.evaluations=1")
     train(recipe, short, out=out, device="cpu")
-    with pytest.raises(VitrailError, match=r"holds a finished run .*--resume.*--out"):
+    with pytest.raises(VitrailError, match=r"holds a finished run \([^)]*\); choose another"):
         train(recipe, short, out=out, device="cpu")
-    with pytest.raises(VitrailError, match="nothing is left to do"):
-        train(recipe, short, out=out, resume=True, device="cpu")
+    weights = Run(out).weights.read_bytes()
+    train(recipe, short, out=out, resume=True, device="cpu")
+    assert Run(out).weights.read_bytes() == weights
+
+
+@pytest.mark.parametrize("lost", ["report.html", "inspection/inspection.json"])
+def test_a_run_killed_after_training_is_finished_by_resuming(recipe, tmp_path, lost):
+    out, short = tmp_path / "run", ("train.steps=2", "train.evaluations=1")
+    train(recipe, short, out=out, device="cpu")
+    (out / lost).unlink()
+    done = CliRunner().invoke(main, ["train", str(out), "--resume", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert (out / lost).exists()
+    with pytest.raises(VitrailError, match=r"begun with optim.lr=\S+, not optim.lr=0.5"):
+        train(recipe, [*short, "optim.lr=0.5"], out=out, resume=True, device="cpu")
 
 
 def test_a_run_goes_on_with_its_own_settings_only(recipe, tmp_path):

@@ -48,9 +48,14 @@ class ShardSource:
 
     def picture(self, index: int) -> Image.Image:
         shard = self.shards[self.blocks[index]]
-        name, size = f"{self.names[index]} in {shard.name}", int(self.sizes[index])
-        refuse_large(name, size)
-        return decode(BytesIO(shard.read(int(self.offsets[index]), size)), name)
+        name = f"{self.names[index]} in {shard.name}"
+        refuse_large(name, int(self.sizes[index]))
+        return decode(BytesIO(self.content(index)), name)
+
+    def content(self, index: int) -> bytes:
+        """The image file as it lies in its shard."""
+        shard = self.shards[self.blocks[index]]
+        return shard.read(int(self.offsets[index]), int(self.sizes[index]))
 
 
 def open_shards(pattern: str, unlabelled: bool = False) -> Data:

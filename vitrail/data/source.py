@@ -109,10 +109,13 @@ class Renamed:
 
     source: Source
     labels: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
+    """The new number of each old class; empty where they stay."""
 
-    @property
+    @cached_property
     def targets(self) -> Int[np.ndarray, " n"]:
-        return self.source.targets
+        old = self.source.targets
+        return np.array(self.numbers, dtype=old.dtype)[old] if self.numbers else old
 
     @property
     def names(self) -> Sequence[str]:

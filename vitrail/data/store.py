@@ -16,10 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int, Int64, UInt8
+from jaxtyping import Int, Int64, UInt8, UInt64
 from PIL import Image
 
 from vitrail.console import Advance
+from vitrail.data.contents import content_hashes
 from vitrail.data.preprocessing import quiet
 from vitrail.data.source import Data, Source
 from vitrail.data.strings import joined, separate
@@ -44,6 +45,8 @@ class StoreSource:
     offsets: Int64[np.ndarray, " n"]
     shapes: Int64[np.ndarray, "n 2"]
     """Rows and columns."""
+    hashes: UInt64[np.ndarray, " n"]
+    """Of the files that they were packed from (`vitrail.data.contents`); 0 where not known."""
 
     @property
     def blocks(self) -> Int[np.ndarray, " n"]:
@@ -142,6 +145,7 @@ def write_part(source: Source, stem: Path, side: int, progress: Advance) -> list
         offsets=np.cumsum(lengths) - lengths,
         shapes=table[:, 1:],
         targets=source.targets[table[:, 0]],
+        hashes=content_hashes(source)[table[:, 0]],
         names=joined(source.names[index] for index in table[:, 0].tolist()),
     )
     return broken
@@ -208,18 +212,21 @@ def open_part(stem: Path, labels: tuple[str, ...]) -> StoreSource:
     with stem.with_suffix(".npz").open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         offsets, shapes, targets = file["offsets"], file["shapes"], file["targets"]
         names = separate(file["names"])
+        # Stores of earlier versions have none.
+        hashes = file["hashes"] if "hashes" in file else np.zeros(len(targets), dtype=np.uint64)
     status = path.stat()
     ends = offsets + shapes[:, 0] * shapes[:, 1] * 3
     n = len(targets)
     if (
-        not (n and len(names) == n == len(ends))
+        not (n and len(names) == n == len(ends) == len(hashes))
+        or hashes.dtype != np.uint64
         or targets.min() < 0
         or targets.max() >= len(labels)
     ):
         raise damaged(stem.parent, f"the index of {stem.name} contradicts itself")
     if offsets.min() < 0 or ends.max() != status.st_size:
         raise damaged(stem.parent, f"{path.name} has {status.st_size:,} of {ends.max():,} bytes")
-    return StoreSource(path, status.st_mtime_ns, labels, targets, names, offsets, shapes)
+    return StoreSource(path, status.st_mtime_ns, labels, targets, names, offsets, shapes, hashes)
 
 
 def damaged(folder: Path, reason: str) -> VitrailError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
+from vitrail.data.source import Renamed, Source
 from vitrail.errors import VitrailError
 
 ADVICE = "train a new head first, with model.init=MODEL"
@@ -26,6 +27,16 @@ def class_order(
         reason = "classes share a name, and stand in another order"
     counts = f"this model knows {len(known)} classes, {data} has {len(labels)}"
     raise VitrailError(f"{counts} ({reason}); {ADVICE}")
+
+
+def among_classes(source: Source, known: Sequence[str]) -> tuple[Source, tuple[str, ...]]:
+    """Data that has only some of a model's classes, with all of them, and those that are absent."""
+    places = {name: place for place, name in enumerate(known)}
+    if len(places) < len(known) or not set(source.labels) < set(known):
+        return source, ()
+    numbers = tuple(places[name] for name in source.labels)
+    absent = tuple(name for name in known if name not in source.labels)
+    return Renamed(source, tuple(known), numbers), absent
 
 
 def few(names: Collection[str]) -> str:

@@ -102,6 +102,23 @@ def measure(predictions: Predictions) -> dict[str, Any]:
     }
 
 
+def summary(
+    guesses: Int[np.ndarray, "n best"],
+    targets: Int[np.ndarray, " n"],
+    loss: Float[np.ndarray, " n"],
+    classes: int,
+) -> dict[str, Any]:
+    """The few numbers by which training follows val and chooses."""
+    hits = guesses == targets[:, None]
+    return {
+        "loss": float(loss.mean()),
+        "top1": float(hits[:, 0].mean()),
+        "top5": float(hits.any(1).mean()),
+        "balanced_accuracy": float(count(targets, guesses[:, 0], classes).balanced_accuracy()),
+        "n": len(hits),
+    }
+
+
 def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """The quotient, and 0 where there is nothing to divide by."""
     return np.divide(part, whole, out=np.zeros(whole.shape), where=whole > 0)

@@ -1,24 +1,137 @@
-"""Which pictures a model may be asked about."""
+"""Which images a model is measured on: none that it learnt from, wherever they lie now."""
 
+from dataclasses import dataclass
+from functools import cached_property, reduce
 from pathlib import Path
 
-from vitrail.data.opening import open_data, same_data
-from vitrail.data.source import Data, Source
+import numpy as np
+from jaxtyping import Bool
+
+from vitrail import runs
+from vitrail.data.contents import content_hashes
+from vitrail.data.opening import as_brought, open_data, same_data
+from vitrail.data.source import Data, Joined, Source
+from vitrail.data.splits import subset
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier
 
 
-def part_of(model: Classifier, data: str | Path, split: str) -> Source:
-    """One part of the data, parted as the model's training parted it."""
-    train_on = model.learnt_from.get("train_on", "train")
-    source = model.learnt_from.get("source", "")
-    if split == "val" and train_on == "train+val" and same_data(source, data):
-        raise VitrailError("this model learnt from val as well; evaluate it with --split test")
-    return parts_of(model, data).part(split)
+@dataclass(frozen=True)
+class Part:
+    """Images of a data set to measure a model on."""
+
+    source: Source
+    split: str
+    """train, val, test or all."""
+    left_out: int = 0
+    """Images of the split that the model learnt from."""
+    note: str = ""
+    """Which images these are, and why, in one line."""
 
 
-def parts_of(model: Classifier, data: str | Path) -> Data:
-    """The data, parted as the model's training parted it: parted otherwise, test would hold images
+def part_of(model: Classifier, data: str | Path, split: str = "") -> Part:
+    """The images of a split that the model did not learn from, or all of `train`.
+
+    By default, test of the data that the model was trained on, or of data that brings a test part,
+    and all of any other data.
+    """
+    return Chooser(model, data).choose(split)
+
+
+def parts_of(model: Classifier, data: str | Path | Data) -> Data:
+    """The data, split as the model's training split it: split otherwise, test would hold images
     that it learnt from."""
     own = {k: v for k, v in model.learnt_from.items() if k not in ("source", "train_on")}
     return open_data(data, **own)
+
+
+class Chooser:
+    """A data set and what a model has seen of it."""
+
+    def __init__(self, model: Classifier, data: str | Path) -> None:
+        self.model, self.data = model, data
+        self.brought = as_brought(data)
+        # Contents of the model's training images; None where they were not recorded.
+        self.learnt = runs.training_images(model.file)
+
+    @cached_property
+    def parted(self) -> Data:
+        """As in training; a folder that is measured whole may be too small for that."""
+        return parts_of(self.model, self.brought)
+
+    def choose(self, split: str) -> Part:
+        seen = self.seen()
+        whole = not seen and self.brought.test is None
+        split = split or ("all" if whole else "test")
+        parts = list(self.brought.parts.values())
+        source = reduce(Joined, parts) if split == "all" else self.parted.part(split)
+        unseen = self.unseen(source, split)
+        n, left_out = len(unseen), int((~unseen).sum())
+        if left_out == n:
+            raise VitrailError(
+                f"this model learnt from all {n} images of {split} of {self.data}; measure it on "
+                "others, or with --split test"
+            )
+        note = self.note(split, n - left_out, sum(len(part.targets) for part in parts), seen)
+        if left_out:
+            note += f"; {left_out:,} left out, which the model learnt from"
+            source = subset(source, unseen)
+        return Part(source, split, left_out, note)
+
+    def seen(self) -> bool:
+        """Whether the model was trained on images of this data."""
+        if same_data(self.model.learnt_from.get("source", ""), self.data):
+            return True
+        if self.learnt is None:  # its split rule is all that is known
+            return bool(self.model.learnt_from)
+        return any(self.matches(part).any() for part in self.brought.parts.values())
+
+    def unseen(self, source: Source, split: str) -> Bool[np.ndarray, " n"]:
+        """Which images of a split the model did not learn from."""
+        everything = np.ones(len(source.targets), dtype=bool)
+        if self.learnt is None:
+            if split == "val" and self.learnt_from_val():
+                return ~everything
+            return everything
+        if split == "train":
+            return everything
+        # Held out by the same rule, test is measured whole: a training image's duplicate in it is a
+        # matter of the data.
+        if split == "test" and self.matches_train():
+            return everything
+        return ~self.matches(source)
+
+    def matches_train(self) -> bool:
+        """Whether the model learnt from all of train."""
+        train = self.parted.train
+        return train is not None and bool(self.matches(train).all())
+
+    def learnt_from_val(self) -> bool:
+        """Whether the model was retrained on train and val of this data."""
+        learnt = self.model.learnt_from
+        own = same_data(learnt.get("source", ""), self.data)
+        return own and learnt.get("train_on") == "train+val"
+
+    def matches(self, source: Source) -> Bool[np.ndarray, " n"]:
+        """Which images the model learnt from."""
+        assert self.learnt is not None
+        return np.isin(content_hashes(source), self.learnt)
+
+    def note(self, split: str, n: int, of: int, seen: bool) -> str:
+        """Which images are measured, and why these."""
+        name = Path(str(self.data)).name
+        if split == "all":
+            return f"{name}: {n:,} of {of:,} images" + (
+                "" if seen else ", none of which the model learnt from"
+            )
+        told = f"{name}: {n:,} of {of:,} images, its {split} split"
+        if not self.model.learnt_from or split in self.brought.parts:
+            return told
+        told += " as in training"
+        known = same_data(self.model.learnt_from.get("source", ""), self.data)
+        if self.learnt is None and not known:
+            told += (
+                ", since the model's training images were not recorded; --split all measures all "
+                "of a folder that it never saw"
+            )
+        return told

@@ -162,7 +162,7 @@ def compare(model: Classifier, target: Path, wish: Wish, data: str | Path) -> Pa
     difference, largest = differences(model, exported)
     measured: dict[str, Any] = {}
     if data:
-        measured = accuracy(model, exported, part_of(model, data, "test"))
+        measured = accuracy(model, exported, part_of(model, data, "test").source)
     return Parity(
         target=str(target),
         format=wish.format,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ class Classifier(nn.Module):
     head: nn.Module | None
     origin: str = ""
     """The format that the weights were read from; empty for a new model."""
+    file: Path | None = None
+    """The file or folder that the weights were read from."""
     labels: tuple[str, ...] = ()
     """Names of the classes, where they are known."""
     preprocess: Callable[[Any], Float[Tensor, "c y x"]] | None = None

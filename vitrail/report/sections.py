@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitrail.report.fields import Fields
 from vitrail.report.folder import Run
 from vitrail.report.results import ClassScore, Evaluation
 from vitrail.report.words import (
@@ -71,7 +72,7 @@ def status(run: Run) -> tuple[str, str]:
     reached = f"step {step:,}" + (f" of {steps:,}" if steps else "")
     because = f": {said.rstrip('.')}." if said else "."
     sentences = {
-        "finished": f"Finished at {reached} in {duration(info.number('seconds'))}{because}",
+        "finished": f"Finished at {reached} in {duration(total_seconds(info))}{because}",
         "stopped": f"Stopped at {reached}{because} --resume continues it.",
         "failed": f"Failed at {reached}{because}",
         "running": f"Was at {reached} when this page was written{because} "
@@ -79,6 +80,12 @@ def status(run: Run) -> tuple[str, str]:
     }
     unknown = "run.json does not say how the run went."
     return word, sentences.get(word, unknown)
+
+
+def total_seconds(info: Fields) -> float:
+    """From the first step to the end of the final test; runs from before kept that of training."""
+    total = info.number("total_seconds")
+    return total if np.isfinite(total) else info.number("seconds")
 
 
 def facts(run: Run) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from torch import nn
 
 from vitrail.data.loader import Batch, Share
 from vitrail.evaluation.features import Features
+from vitrail.evaluation.metrics import summary
 from vitrail.model.classifier import Activation, losses
 
 
@@ -29,10 +30,6 @@ def validate(
 ) -> dict[str, Any]:
     """Loss and accuracy of the head on features."""
     logits = head(features.vectors.to(device)).float().cpu()
-    best = logits.topk(min(5, logits.shape[1])).indices == features.targets[:, None]
-    return {
-        "loss": losses(logits, features.targets, activation).mean().item(),
-        "top1": best[:, 0].float().mean().item(),
-        "top5": best.any(1).float().mean().item(),
-        "n": len(best),
-    }
+    guesses = logits.topk(min(5, logits.shape[1])).indices
+    loss = losses(logits, features.targets, activation)
+    return summary(guesses.numpy(), features.targets.numpy(), loss.numpy(), logits.shape[1])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt64
 
 from vitrail.config import Config
 from vitrail.console import duration
@@ -15,9 +16,17 @@ from vitrail.training.devices import Devices
 from vitrail.training.loop import Length
 from vitrail.weights.listing import count
 
+BY_CONTENT = "2:"
+"""Begins a fingerprint that contents are part of."""
+
 
 def describe(
-    config: Config, data: Data, model: Classifier, where: Devices, length: Length
+    config: Config,
+    data: Data,
+    model: Classifier,
+    where: Devices,
+    length: Length,
+    recognized: str,
 ) -> dict[str, Any]:
     """For run.json."""
     cost = count(model.architecture)
@@ -34,7 +43,7 @@ def describe(
             "classes": len(data.labels),
             "labels": list(data.labels),
             **{key: None if part is None else len(part.targets) for key, part in parts.items()},
-            "fingerprint": fingerprint(data.part("train")),
+            "fingerprint": recognized,
             "broken": [],
         },
         "model": {
@@ -47,13 +56,19 @@ def describe(
     }
 
 
-def fingerprint(source: Source) -> str:
-    """Tells two training sets apart by the names and classes of their pictures, in order."""
+def fingerprint(source: Source, hashes: UInt64[np.ndarray, " n"] | None = None) -> str:
+    """Tells two training sets apart by the names, classes and contents of their images, in order.
+
+    Without `hashes`, as earlier versions did: by names and classes.
+    """
     digest = sha256(repr(source.labels).encode())
     digest.update(np.asarray(source.targets, dtype=np.int64).tobytes())
     for picture in source.names:
         digest.update(picture.encode(errors="surrogateescape") + b"\0")
-    return digest.hexdigest()
+    if hashes is None:
+        return digest.hexdigest()
+    digest.update(hashes.astype("<u8").tobytes())
+    return f"{BY_CONTENT}{digest.hexdigest()}"
 
 
 def lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:

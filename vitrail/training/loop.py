@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,11 +37,18 @@ class Length:
             return counters.seconds / self.seconds
         return counters.step / self.steps
 
+    def less(self, seconds: float) -> "Length":
+        """What is left of a time budget after the time spent before the first update; at least a
+        tenth, or a budget that features used up would leave an untrained head."""
+        return replace(self, seconds=max(self.seconds - seconds, 0.1 * self.seconds))
+
     def total(self, counters: Counters) -> int:
         """Updates in all, estimated where the clock decides."""
         if not self.seconds:
             return self.steps
-        return max(1, round(counters.step * self.seconds / max(counters.seconds, 1e-9)))
+        # The last step of a time budget ends after it.
+        share = max(self.done(counters), 1e-9)
+        return max(counters.step, round(counters.step / share), 1)
 
 
 @dataclass

@@ -22,6 +22,7 @@ from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classify import Pictures, collate, evaluating, loader, predict, why
 from vitrail.evaluation.features import Features, extract, kept_features
+from vitrail.evaluation.metrics import summary
 from vitrail.model import Classifier
 from vitrail.model.vit import ViT
 from vitrail.objectives.masked import draw
@@ -89,14 +90,8 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
         reshard(model)
         if not len(predictions.targets):
             raise VitrailError("no picture of val can be decoded; `vitrail data` says why")
-        hits = predictions.guesses == predictions.targets[:, None]
-        return {
-            "loss": float(predictions.loss.mean()),
-            "top1": float(hits[:, 0].mean()),
-            "top5": float(hits.any(1).mean()),
-            "n": len(hits),
-            "broken": broken,
-        }
+        found = (predictions.guesses, predictions.targets, predictions.loss)
+        return summary(*found, len(val.labels)) | {"broken": broken}
 
     return Material(
         trained=model,

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +58,8 @@ class Oversight:
     patience: int
     validate: Callable[[], dict[str, Any]] | None
     keep_best: bool
+    balanced: bool
+    """Whether all classes count alike in choosing the best evaluation."""
     log_steps: int
     checkpoint_steps: int
     checkpoint_seconds: float
@@ -158,13 +160,18 @@ class Oversight:
             f"epoch {told['epoch']:.1f}  val loss {found['loss']:.3f}"
         )
         if "top1" in found:
-            line += f"  val {100 * found['top1']:.2f} %  best {100 * best['top1']:.2f} %"
+            line += f"  val {100 * found['top1']:.2f} %"
+            if self.balanced:
+                line += f"  balanced {100 * found['balanced_accuracy']:.2f} %"
+            line += f"  best {100 * best['top1']:.2f} %"
         self.run.say(line + "  *" * better)
 
     def better(self, loop: Loop, found: dict[str, Any]) -> bool:
         """Whether this is the best evaluation so far; if so, it and its weights are kept."""
         counters = loop.counters
-        better = counters.best is None or score(found) > score(counters.best)
+        better = counters.best is None or (
+            score(found, self.balanced) > score(counters.best, self.balanced)
+        )
         if better:
             counters.best = {"step": counters.step, "epoch": self.epoch(loop), **found}
             counters.since_best = 0
@@ -216,6 +223,12 @@ class Oversight:
         self.saved = time.perf_counter()
 
 
-def score(found: dict[str, Any]) -> float:
-    """What the best evaluation has most of: right answers, or, without labels, the least loss."""
-    return found.get("top1", -found["loss"])
+def score(found: Mapping[str, Any], balanced: bool = False) -> tuple[float, float]:
+    """What the best evaluation has most of: accuracy, then the least loss, since a small val part
+    often ties on accuracy. Without labels there is only the loss.
+
+    With class weights, accuracy is that of all classes alike: weighted training gives up right
+    answers in large classes for others in small ones.
+    """
+    accuracy = found.get("balanced_accuracy") if balanced else None
+    return found.get("top1", 0.0) if accuracy is None else accuracy, -found["loss"]

@@ -21,10 +21,11 @@ from vitrail.config import Config, shown
 from vitrail.console import say
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.runs import Run
-from vitrail.settings import OWN, build, load, put, read, to_flat
+from vitrail.settings import OWN, build, load, put, to_flat
 from vitrail.training.building import resolve
 from vitrail.training.devices import Devices, devices
 from vitrail.training.loop import DivergedError
+from vitrail.training.oversight import score
 from vitrail.training.suite import several, summary
 from vitrail.training.training import open_parts, train
 
@@ -38,6 +39,8 @@ class Trial:
     settings: Mapping[str, Any]
     runs: Mapping[str, Run]
     """By data set."""
+    balanced: bool = False
+    """Whether all classes count alike."""
 
     @cached_property
     def vals(self) -> dict[str, dict[str, Any]]:
@@ -51,11 +54,10 @@ class Trial:
 
     def rank(self) -> tuple[float, float]:
         """What the best trial has most of; a few held-out images often tie on top-1."""
-        vals = self.vals.values()
-        return (
-            statistics.fmean(val.get("top1", -1.0) for val in vals),
-            -statistics.fmean(val.get("loss", math.inf) for val in vals),
-        )
+        worst = (-1.0, -math.inf)
+        scores = [score(val, self.balanced) if val else worst for val in self.vals.values()]
+        accuracies, losses = zip(*scores, strict=True)
+        return statistics.fmean(accuracies), statistics.fmean(losses)
 
     def title(self) -> str:
         return ", ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
@@ -69,9 +71,10 @@ def best_val(run: Run) -> dict[str, Any]:
     events = [event for event in run.events() if event.get("event") == "val"]
     if not events or run.info().get("status") != "finished":
         return {}
-    if read(run.folder / "config.toml")["train.keep"] == "last":
+    train = load(run.folder / "config.toml").train
+    if train.keep == "last":
         return events[-1]
-    return max(events, key=lambda event: event["top1"])
+    return max(events, key=lambda event: score(event, train.class_weights == "balanced"))
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class Sweep:
         for source in sources:
             told = ", ".join(f"{k}={shown(v)}" for k, v in point.items())
             trial[source] = self.go(source, Path("trials") / name, point, f"trial    {told}")
-        return Trial(point, trial)
+        train = with_point(self.config, point).train
+        return Trial(point, trial, train.class_weights == "balanced")
 
     def retrain(self, best: Trial, source: str, seed: int) -> Run:
         """The chosen settings on all of train, then test, once."""

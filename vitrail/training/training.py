@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from vitrail import runs
 from vitrail.config import Config
-from vitrail.console import TrainingBar, count_progress
+from vitrail.console import TrainingBar, count_progress, is_main, say
+from vitrail.data.contents import content_hashes
 from vitrail.data.loader import Batch, derive
 from vitrail.data.opening import as_brought, open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Joined, Source
+from vitrail.data.splits import subset
 from vitrail.errors import VitrailError, out_of_memory
 from vitrail.evaluation.classify import evaluate
 from vitrail.evaluation.features import cached
@@ -32,7 +34,7 @@ from vitrail.training.averaging import Average
 from vitrail.training.building import build_model, length_of, resolve
 from vitrail.training.checkpoint import Counters, Learner
 from vitrail.training.devices import Devices, devices, spread, too_large
-from vitrail.training.introduction import describe, lines
+from vitrail.training.introduction import BY_CONTENT, describe, fingerprint, lines
 from vitrail.training.loop import Length, Loop
 from vitrail.training.material import (
     Material,
@@ -137,10 +139,12 @@ class Training:
         masked = self.config.train.objective == "masked"
         labels = () if masked else self.data.labels
         model = build_model(self.config.model, self.config.data, labels, self.keep_head)
+        self.data = untested(self.data, model, self.config.model.init)
         model.activation = "sigmoid" if self.config.train.objective == "sigmoid" else "softmax"
         model.activation_checkpointing = self.config.system.recompute
         length = length_of(self.config, len(self.data.part("train").targets))
-        told = describe(self.config, self.data, model, self.where, length)
+        found = self.where.shared(self.recognize(model) if self.where.main else "")
+        told = describe(self.config, self.data, model, self.where, length, found)
         told["model"]["keep_head"] = self.keep_head
         if self.run.has_checkpoint():
             refuse_other_data(self.run, told["data"])
@@ -151,6 +155,21 @@ class Training:
         signals = Signals()
         loop = self.fit(model, length, signals)
         return self.conclude(loop, signals, test)
+
+    def recognize(self, model: Classifier) -> str:
+        """The fingerprint of the training images, which are recorded in a new run."""
+        source, resumed = self.data.part("train"), self.run.has_checkpoint()
+        began = self.run.info().get("data", {}).get("fingerprint", "")
+        if resumed and not began.startswith(BY_CONTENT):
+            return fingerprint(source)  # as the version that began the run did
+        with count_progress("reading train") as advance:
+            hashes = content_hashes(source, advance)
+        if not resumed:
+            # What the weights it starts from learnt from, it has learnt from as well.
+            before = runs.training_images(model.file)
+            known = hashes if before is None else np.concatenate([hashes, before])
+            self.run.record_training_images(known)
+        return fingerprint(source, hashes)
 
     def fit(self, model: Classifier, length: Length, signals: Signals) -> Loop:
         """The loop, from the beginning or from the last checkpoint, to its end."""
@@ -168,6 +187,7 @@ class Training:
         loop = self.loop(learner, length, material)
         self.go_on(loop)
         loop.counters.prepared += prepared
+        loop.length = length = length.less(loop.counters.prepared)
         keep = partial(self.keep, model, learner, material)
         with ExitStack() as stack:
             oversight = self.oversight(material, signals, stack)
@@ -215,6 +235,7 @@ class Training:
             patience=train.patience,
             validate=material.validate,
             keep_best=train.keep == "best",
+            balanced=train.class_weights == "balanced",
             log_steps=system.log_steps,
             checkpoint_steps=system.checkpoint_steps,
             checkpoint_seconds=60 * system.checkpoint_minutes,
@@ -324,8 +345,10 @@ class Training:
             return self.run
         self.where.wait()
         classifies = self.config.train.objective != "masked"
+        began = time.perf_counter()
         if test and classifies and self.data.test is not None:
             self.evaluate("test", self.data.test)
+        facts["total_seconds"] = round(counters.spent + time.perf_counter() - began, 1)
         message = ""
         if counters.stopped_early:
             message = f"stopped early: no better val for {counters.since_best} evaluations"
@@ -360,14 +383,32 @@ def kept_head(run: Run, config: Config) -> bool:
     return run.info().get("model", {}).get("keep_head", True)
 
 
+def untested(data: Data, model: Classifier, init: str) -> Data:
+    """The data, its test part without images that the weights a run starts from learnt from."""
+    learnt = runs.training_images(model.file)
+    if learnt is None or data.test is None:
+        return data
+    seen = np.isin(content_hashes(data.test), learnt)
+    if seen.all():
+        raise VitrailError(
+            f"model.init = {init} learnt from all {len(seen)} images of test; hold out others"
+        )
+    if not seen.any():
+        return data
+    if is_main():
+        say(f"{seen.sum():,} images of test are left out: model.init = {init} learnt from them")
+    return replace(data, test=subset(data.test, ~seen))
+
+
 def refuse_other_data(run: Run, data: dict[str, Any]) -> None:
     """A run goes on with the pictures it began with, and keeps what it found wrong with them."""
     began = run.info().get("data", {})
     if began.get("fingerprint", data["fingerprint"]) != data["fingerprint"]:
+        then, now = began.get("train"), data["train"]
+        counts = f"{then} then, {now} now" if then != now else f"{now} as now, but not the same"
         raise VitrailError(
-            f"{run.folder} was begun with other training pictures ({began.get('train')} then, "
-            f"{data['train']} now); bring them back to resume it, or choose another folder "
-            "with --out"
+            f"{run.folder} was begun with other training images ({counts}); bring them back to "
+            "resume it, or choose another folder with --out"
         )
     data["broken"] = began.get("broken", [])
 

@@ -149,7 +149,7 @@ def to_model(checkpoint: Checkpoint) -> Classifier:
     check(checkpoint.path, checkpoint.tensors, model.state_dict())
     tensors = {key: x.contiguous() for key, x in one_precision(checkpoint.tensors).items()}
     model.load_state_dict(tensors, assign=True)
-    model.origin = checkpoint.format
+    model.origin, model.file = checkpoint.format, checkpoint.path
     model.labels, model.learnt_from = checkpoint.labels, checkpoint.learnt_from
     model.preprocess, model.activation = checkpoint.preprocessing, checkpoint.activation
     return model.eval()
