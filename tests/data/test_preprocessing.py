@@ -14,6 +14,7 @@ from transformers import ViTImageProcessor
 
 import vitrail
 from tests.models import small
+from tests.pictures import many_scans
 from vitrail.data import preprocessing
 from vitrail.data.preprocessing import Preprocessing, decode, from_dict, open_picture, upright
 from vitrail.errors import VitrailError
@@ -235,6 +236,46 @@ def test_a_jpeg_of_a_hundred_megapixels_is_read_at_half_its_size(tmp_path):
     shown = open_picture(tmp_path / "large.jpg")
     assert shown.size == (5000, 5000)
     assert [shown.getpixel((x, 2500))[0] for x in (100, 4900)] == [40, 200]
+
+
+def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded(tmp_path):
+    (tmp_path / "slow.jpg").write_bytes(many_scans(65))
+    with pytest.raises(VitrailError, match=r"slow\.jpg cannot be decoded: .*more than 64 scans"):
+        open_picture(tmp_path / "slow.jpg")
+    (tmp_path / "slow.jpg").write_bytes(many_scans(64))
+    assert open_picture(tmp_path / "slow.jpg").size == (64, 64)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        b"\xff" * 9,  # filling
+        b"\xff\xd0",  # a restart, which has no length
+        b"\xff\x05\xff\xff",  # no marker of a decoder, hence no length
+        b"\xff\x00\x12\xff\x00",  # stuffed bytes
+        b"\xff\xe0\x00\x00",  # an impossible length
+        b"\xff\xfe\x00\x06\xff\xd9\xff\xd9",  # the end of an image, inside of a comment
+    ],
+)
+def test_scans_are_counted_whatever_lies_between_them(between):
+    data = many_scans(65, between)
+    with pytest.raises(VitrailError, match="more than 64 scans"):
+        decode(io.BytesIO(data), "x")
+
+
+def test_only_scans_of_the_image_itself_are_counted():
+    file = io.BytesIO()
+    note = b"Exif\0\0" + 200 * b"\xff\xda\x00\x08"
+    noise(64, 64).save(file, "JPEG", progressive=True, exif=note, comment=200 * b"\xff\xda")
+    data = file.getvalue()
+    assert data.count(b"\xff\xda") > 400
+    assert decode(io.BytesIO(data + 200 * b"\xff\xda\x00\x08"), "x").size == (64, 64)
+
+
+def test_a_jpeg_of_too_many_segments_is_refused():
+    data = many_scans(20, 1000 * b"\xff\xe0\x00\x02")
+    with pytest.raises(VitrailError, match="more than 10,000 segments"):
+        decode(io.BytesIO(data), "x")
 
 
 def test_transparent_pixels_are_put_on_white_in_strips_as_at_once(monkeypatch):

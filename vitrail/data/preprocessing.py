@@ -1,5 +1,7 @@
 """From a picture to the tensor a model was trained on; the description travels with the weights."""
 
+import mmap
+import re
 import stat
 import struct
 import warnings
@@ -51,6 +53,14 @@ HALVED_MEGAPIXELS = 64
 """A JPEG above that is decoded at half its width and height, which costs a quarter."""
 MOST_BYTES = 1 << 30
 """Of a file: 178 million pixels of 16 bits, uncompressed. A sparse file claims more at no cost."""
+MOST_SCANS = 64
+"""Of a JPEG image: each takes the time of all its pixels, and a few bytes. Encoders write about 10
+where the image is progressive, and 1 otherwise."""
+MOST_SEGMENTS = 10_000
+"""Of a JPEG file. Those with color profiles and previews have a few hundred."""
+JPEG_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
+"""Where one begins, or the image ends (D9): not 00, which keeps 0xFF in compressed data apart from
+markers, nor markers without a length."""
 STRIP = 1 << 22
 """Pixels that are put on white at a time."""
 
@@ -163,8 +173,33 @@ def decode(file: Path | BytesIO, name: str) -> Image.Image:
 
 
 def opened(file: Path | BytesIO) -> Image.Image:
-    """An image of one of the `FORMATS`; only its header is read."""
+    """An image of one of the `FORMATS`; only its header is decoded."""
+    if isinstance(file, BytesIO):
+        refuse_many_scans(file.getvalue())
+    elif file.stat().st_size:
+        with file.open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as m:
+            refuse_many_scans(m)
     return Image.open(file, formats=available_formats())
+
+
+def refuse_many_scans(data: bytes | mmap.mmap) -> None:
+    """Looks through a JPEG file from segment to segment: a small one can take minutes to decode.
+
+    Compressed data lies behind the segment of each scan; wherever libjpeg would look for the next
+    marker in it, this finds the same one.
+    """
+    if data[:2] != b"\xff\xd8":
+        return
+    scans, place = 0, 2
+    for _ in range(MOST_SEGMENTS):
+        found = JPEG_SEGMENT.search(data, place)
+        if found is None or found[0] == b"\xff\xd9":
+            return
+        scans += found[0] == b"\xff\xda"
+        if scans > MOST_SCANS:
+            raise ValueError(f"it has more than {MOST_SCANS} scans; save it as a baseline JPEG")
+        place = found.end() + max(2, int.from_bytes(data[found.end() : found.end() + 2]))
+    raise ValueError(f"it has more than {MOST_SEGMENTS:,} segments")
 
 
 @cache
