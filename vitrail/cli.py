@@ -538,6 +538,8 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 @click.option("--megabytes", default=16.0, show_default=True, help="Size of one request.")
 @click.option("--megapixels", default=50.0, show_default=True, help="Size of one picture.")
 @click.option("--seconds", default=30.0, show_default=True, help="For one request.")
+@click.option("--connections", default=512, show_default=True, help="Open at once.")
+@click.option("--idle", default=10.0, show_default=True, help="Seconds for a request to begin.")
 @DEVICE
 def serve(
     models: tuple[str, ...],

@@ -22,9 +22,12 @@ from tests.models import small
 from vitrail import Classifier
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.serving.app import application
+from vitrail.serving.connections import configuration
 from vitrail.serving.limits import Limits
 from vitrail.serving.served import serve_model
 
+OWN = ("token", "hosts", "origins")
+"""Options of the application itself, rather than limits."""
 LABELS = tuple(f"kind {n}" for n in range(7))
 
 
@@ -64,7 +67,7 @@ def clients(*models: Classifier, **options: object) -> Iterator[TestClient]:
 
 
 def served(*models: Classifier, **options: object) -> Starlette:
-    own = {name: options.pop(name) for name in ("token", "hosts", "origins") if name in options}
+    own = {name: options.pop(name) for name in OWN if name in options}
     named = [serve_model(model, chr(ord("a") + n)) for n, model in enumerate(models)]
     return application(named, Limits(**options), **own)
 
@@ -72,8 +75,8 @@ def served(*models: Classifier, **options: object) -> Starlette:
 @contextmanager
 def behind_a_port(*models: Classifier, **options: object) -> Iterator[str]:
     """A server in a thread of this process."""
-    config = uvicorn.Config(served(*models, **options), log_level="warning")
-    server = uvicorn.Server(config)
+    limits = Limits(**{name: value for name, value in options.items() if name not in OWN})
+    server = uvicorn.Server(configuration(served(*models, **options), limits))
     with socket.create_server(("127.0.0.1", 0)) as door:
         thread = threading.Thread(target=server.run, args=([door],))
         thread.start()

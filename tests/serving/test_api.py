@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from benchmarks.malformed import decodes, form, uploads
+from tests.pictures import many_scans
 from tests.serving.conftest import LABELS, clients, picture, ready, served
 from vitrail.errors import VitrailError
 from vitrail.inspection.attention import look, on_grid
@@ -267,6 +268,23 @@ def test_broken_forms_are_refused(client, body, kind):
     answer = client.post("/predict", content=body, headers={"content-type": kind})
     assert answer.status_code == 400
     assert code(answer)[1] in {"bad_form", "no_picture"}
+
+
+def test_a_form_of_too_many_parts_is_refused_before_all_are_read(client):
+    part = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n'
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    # What follows the last part that is allowed breaks the form, but is never parsed.
+    answer = client.post("/predict", content=part * 65 + b"--y", headers=kind)
+    assert code(answer) == (400, "too_many_parts")
+    answer = client.post("/predict", content=part * 64 + b"--x--\r\n", headers=kind)
+    assert code(answer) == (400, "no_picture")
+
+
+def test_a_jpeg_file_of_thousands_of_scans_is_refused_before_it_is_decoded(client):
+    answer = client.post("/predict", content=many_scans(4000))
+    assert code(answer) == (422, "not_a_picture")
+    assert "more than 64 scans" in answer.json()["error"]["message"]
+    assert client.post("/predict", content=many_scans(60)).status_code == 200
 
 
 def test_four_hundred_broken_uploads_get_200_or_4xx(client):

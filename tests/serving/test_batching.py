@@ -1,6 +1,7 @@
 """Pictures are gathered, nobody waits for nothing, and a full queue says so."""
 
 import asyncio
+import ctypes
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from vitrail.serving import batching
 from vitrail.serving.batching import Batcher
 from vitrail.serving.limits import Limits, RequestError
 
@@ -120,3 +122,56 @@ def test_a_failed_batch_fails_its_own_pictures_alone():
             assert await batcher.answer(12) == 12
 
     assert tried(scenario, picky) == [1, 1]
+
+
+def end(thread: threading.Thread) -> None:
+    """Ends a thread as soon as it has something to do."""
+    exception = ctypes.py_object(SystemExit)
+    assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), exception) == 1
+
+
+def test_a_thread_that_ends_is_replaced_and_nobody_waits_for_it(monkeypatch):
+    monkeypatch.setattr(batching, "CHECK", 0.3)
+    monkeypatch.setattr(batching, "RESTART", 0.3)
+
+    async def scenario(batcher):
+        with batcher.room(1):
+            assert await batcher.answer(1) == 2
+            end(batcher.worker)
+            with pytest.raises(RequestError, match="has ended") as caught:
+                await asyncio.wait_for(batcher.answer(2), 20)
+            assert (caught.value.status, batcher.healthy) == (503, False)
+            assert await asyncio.wait_for(batcher.answer(3), 20) == 6
+            assert batcher.healthy
+
+    assert tried(scenario, double) == [1, 1]
+
+
+def test_work_that_fails_is_taken_up_again(monkeypatch):
+    monkeypatch.setattr(batching, "RESTART", 0.1)
+
+    def forgetful(items: list[int]) -> list[int]:
+        return items if 13 not in items else []
+
+    async def scenario(batcher):
+        with batcher.room(1):
+            with pytest.raises(RequestError, match="has ended"):
+                await asyncio.wait_for(batcher.answer(13), 20)
+            assert await asyncio.wait_for(batcher.answer(12), 20) == 12
+
+    assert tried(scenario, forgetful) == [1]
+
+
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, KeyboardInterrupt])
+def test_no_exception_of_a_model_ends_more_than_its_batch(kind):
+    def hopeless(items: list[int]) -> list[int]:
+        raise kind
+
+    async def scenario(batcher):
+        with (
+            batcher.room(1),
+            pytest.raises(RuntimeError, match=f"the model raised {kind.__name__}"),
+        ):
+            await asyncio.wait_for(batcher.answer(1), 20)
+
+    assert tried(scenario, hopeless) == [1]

@@ -16,13 +16,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from vitrail.errors import did_you_mean
 from vitrail.serving import parameters
-from vitrail.serving.batching import Batcher
-from vitrail.serving.limits import Limits, RequestError
+from vitrail.serving.batching import RESTARTING, Batcher
+from vitrail.serving.limits import Limits, RequestError, busy
 from vitrail.serving.maps import Wanted, drawn
 from vitrail.serving.metrics import Metrics
 from vitrail.serving.pictures import Prepared, prepare
 from vitrail.serving.served import Answer, Question, Served
-from vitrail.serving.uploads import Bodies, Upload
+from vitrail.serving.uploads import Bodies, Upload, split
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,19 @@ class Service:
     ) -> Answered:
         """All pictures of a request, decoded beside the model and answered by it."""
         batcher = self.batchers[one.name]
-        async with self.bodies.uploads(request) as uploads:
-            if most and len(uploads) > most:
-                told = f"the request has {len(uploads)} pictures; expected {most}"
-                raise RequestError(400, "too_many_images", told)
-            with batcher.room(len(uploads)):
-                try:
-                    async with asyncio.timeout(self.limits.seconds):
+        kind = request.headers.get("content-type", "")
+        async with self.bodies.body(request) as body:
+            try:
+                async with asyncio.timeout(self.limits.seconds):
+                    uploads = await self.aside(split, kind, body, self.limits)
+                    if most and len(uploads) > most:
+                        told = f"the request has {len(uploads)} pictures; expected {most}"
+                        raise RequestError(400, "too_many_images", told)
+                    with batcher.room(len(uploads)):
                         return await self.answers(batcher, one, uploads, wanted)
-                except TimeoutError:
-                    told = f"no answer within {self.limits.seconds:g} s"
-                    raise RequestError(504, "timeout", told) from None
+            except TimeoutError:
+                told = f"no answer within {self.limits.seconds:g} s"
+                raise RequestError(504, "timeout", told) from None
 
     async def answers(
         self, batcher: Batcher, one: Served, uploads: Sequence[Upload], wanted: Wanted | None
@@ -193,8 +195,10 @@ class Service:
         return JSONResponse({"models": found})
 
     async def health(self, request: Request) -> Response:
-        """That the server is there, and how much it has to do."""
+        """That the server is there and computes, and how much it has to do."""
         parameters.refuse_unknown(request, ())
+        if not all(batcher.healthy for batcher in self.batchers.values()):
+            raise busy(RESTARTING)
         return JSONResponse({"status": "ok", "waiting": self.waiting()})
 
     async def figures(self, request: Request) -> Response:

@@ -4,6 +4,8 @@ All bookkeeping happens in the event loop, so none of it needs a lock; the threa
 """
 
 import asyncio
+import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,6 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitrail.serving.limits import Limits, busy
+
+CHECK = 1.0
+"""Seconds after which a thread that has ended is noticed."""
+RESTART = 1.0
+"""Seconds from then until another one starts; /health says so meanwhile."""
+RESTARTING = "the thread of a model has ended, and another one is being started"
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,25 @@ class Batcher:
         """Told the size of each batch and its seconds."""
         self.reserved = 0
         self.jobs: asyncio.Queue[Job] = asyncio.Queue()
-        self.thread = ThreadPoolExecutor(1)
+        self.batch: list[Job] = []
+        """Those that have left the queue."""
+        self.work: asyncio.Task[None] | None = None
+        self.open()
+
+    def open(self) -> None:
+        """A thread, which starts with the first batch."""
+        self.worker: threading.Thread | None = None
+        self.thread = ThreadPoolExecutor(1, "model", self.started)
+
+    def started(self) -> None:
+        """Keeps the thread: the executor does not tell whether it is alive."""
+        self.worker = threading.current_thread()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether batches are computed."""
+        thread = self.worker is None or self.worker.is_alive()
+        return thread and not (self.work and self.work.done())
 
     @contextmanager
     def room(self, count: int) -> Iterator[None]:
@@ -57,22 +83,47 @@ class Batcher:
         return await job.answer
 
     async def run(self) -> None:
-        """One batch after the other, until cancelled."""
+        """Computes until cancelled; where the thread ends or the work fails, both start again."""
+        while True:
+            self.work = asyncio.create_task(self.batches())
+            try:
+                while self.healthy:
+                    await asyncio.wait({self.work}, timeout=CHECK)
+            finally:
+                self.work.cancel()
+                failed = (await asyncio.gather(self.work, return_exceptions=True))[0]
+            cause = failed if isinstance(failed, Exception) else None
+            logging.getLogger("uvicorn.error").error(RESTARTING, exc_info=cause)
+            self.give_up()
+            await asyncio.sleep(RESTART)
+            self.open()
+
+    def give_up(self) -> None:
+        """Ends what is left of the thread, and tells those whose batch is lost."""
+        self.thread.shutdown(wait=False)
+        for job in self.batch:
+            if not job.answer.done():
+                job.answer.set_exception(busy(RESTARTING))
+
+    async def batches(self) -> None:
+        """One batch after the other."""
         loop = asyncio.get_running_loop()
         while True:
+            await self.gather()
             # Whoever asked may have run out of time and gone.
-            batch = [job for job in await self.gather() if not job.answer.done()]
+            batch = [job for job in self.batch if not job.answer.done()]
             if not batch:
                 continue
             start = loop.time()
-            work = loop.run_in_executor(self.thread, self.compute, [job.item for job in batch])
+            work = loop.run_in_executor(self.thread, self.computed, [job.item for job in batch])
             await asyncio.wait({work})
             deliver(batch, work)
             self.done(len(batch), loop.time() - start)
 
-    async def gather(self) -> list[Job]:
-        """At least one job, and those that come before the first one's time is up."""
-        batch = [await self.jobs.get()]
+    async def gather(self) -> None:
+        """A batch of at least one job, and those that come before the first one's time is up."""
+        self.batch = batch = []
+        batch.append(await self.jobs.get())
         deadline = batch[0].since + self.limits.wait / 1000
         # Who is alone waits for nobody: all pictures that could still come have a place reserved.
         while len(batch) < min(self.limits.batch, max(self.reserved, 1)):
@@ -84,7 +135,14 @@ class Batcher:
                     batch.append(await self.jobs.get())
             except TimeoutError:
                 break
-        return batch
+
+    def computed(self, items: list[Any]) -> Sequence[Any]:
+        """The answers, from the thread."""
+        try:
+            return self.compute(items)
+        except (StopIteration, SystemExit, KeyboardInterrupt) as error:
+            # No future accepts the first, and the event loop would end with the others.
+            raise RuntimeError(f"the model raised {type(error).__name__}") from error
 
     def close(self) -> None:
         """Ends the thread."""

@@ -31,12 +31,15 @@ class Part:
 class Reader:
     """Collects parts as the parser finds them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
         self.parts: list[Part] = []
         self.name = self.value = b""
         self.ended = False
 
     def on_part_begin(self) -> None:
+        if len(self.parts) == self.most:
+            raise RequestError(400, "too_many_parts", f"the form has more than {self.most} parts")
         self.parts.append(Part())
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -56,10 +59,10 @@ class Reader:
         self.ended = True
 
 
-def form_files(content_type: str, body: bytes) -> list[tuple[str, bytes]]:
-    """Name and bytes of each file; other fields are left out."""
+def form_files(content_type: str, body: bytes, most: int) -> list[tuple[str, bytes]]:
+    """Name and bytes of each file; other fields are left out. At most so many parts are read."""
     _, options = parse_options_header(content_type)
-    reader = Reader()
+    reader = Reader(most)
     parser = MultipartParser(
         options.get(b"boundary", b""),
         {

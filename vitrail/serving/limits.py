@@ -5,6 +5,9 @@ from dataclasses import dataclass, fields
 
 from vitrail.errors import VitrailError
 
+FIELDS = 32
+"""Parts of a form that are no pictures; none of them is used."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -24,6 +27,11 @@ class Limits:
     """Width times height of one picture, in millions."""
     seconds: float = 30.0
     """For an upload to arrive, and then for its answer."""
+    connections: int = 512
+    """Open at once: more than `queue`, so that some are left for those that only ask how it is."""
+    idle: float = 10.0
+    """Seconds for the headers of a request to arrive, from the connection or the last answer on;
+    the rest of a body that was refused is read no longer either."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -40,6 +48,11 @@ class Limits:
     def body(self) -> int:
         """Bytes of one request's body."""
         return round(self.megabytes * 2**20)
+
+    @property
+    def parts(self) -> int:
+        """Parts of a form."""
+        return self.images + FIELDS
 
     @property
     def held(self) -> int:

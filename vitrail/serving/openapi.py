@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitrail import __version__
-from vitrail.serving.limits import Limits
+from vitrail.serving.limits import FIELDS, Limits
 
 Described = dict[str, Any]
 
@@ -18,8 +18,8 @@ ERRORS = {
     404: "There is no such model, layer, head, patch or sample.",
     408: "The upload took too long.",
     413: "Too many bytes or pixels.",
-    422: "A picture cannot be decoded.",
-    503: "Too much at once: try again after the seconds in Retry-After.",
+    422: "A picture cannot be decoded, or not in reasonable time.",
+    503: "Too much at once, or a restart: try again after the seconds in Retry-After.",
     504: "No answer in time.",
 }
 PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif")
@@ -49,7 +49,7 @@ def description(limits: Limits, models: Sequence[str], *, secured: bool) -> Desc
         },
         "/model": {"get": operation("One model with its labels", "Model", (model,), (400, 404))},
         "/models": {"get": operation("All models", "Models", (), (400,))},
-        "/health": {"get": operation("Whether the server is well", "Health", (), (400,))},
+        "/health": {"get": operation("Whether the server is well", "Health", (), (400, 503))},
         "/metrics": {"get": operation("Counters for Prometheus", "text/plain", (), (400,))},
         "/samples": {"get": operation("Pictures to try", "Samples", (), (400,))},
         "/samples/{name}": {"get": operation("One sample", "image/jpeg", (SAMPLE,), (400, 404))},
@@ -83,7 +83,8 @@ def body(most: int) -> Described:
     told = "The bytes decide, whatever type they are said to be. "
     return {
         "required": True,
-        "description": told + f"A form has 1 to {most} files, of any field's name.",
+        "description": told + f"A form has 1 to {most} files, of any field's name, and up to "
+        f"{FIELDS} other fields.",
         "content": {kind: {"schema": picture} for kind in PICTURES} | {"multipart/form-data": form},
     }
 

@@ -35,6 +35,7 @@ def serve(  # noqa: PLR0913
         import uvicorn
 
         from vitrail.serving.app import application
+        from vitrail.serving.connections import allow_files, configuration
         from vitrail.serving.served import open_models
     except ModuleNotFoundError as error:
         if error.name in {"starlette", "uvicorn", "python_multipart"}:
@@ -46,6 +47,8 @@ def serve(  # noqa: PLR0913
 
     refuse_open_doors(host, token, insecure)
     check_origins(origins)
+    limits = limits or Limits()
+    allow_files(limits.connections)
     with bind(host, port) as door:
         served = open_models(models, choose(device))
         app = application(
@@ -57,7 +60,7 @@ def serve(  # noqa: PLR0913
             told = one.describe(labels=False)
             say(f"{one.name}  {told['variant']} · {told['parameters']:,} parameters")
         say(f"http://{shown}:{number}/  (Ctrl-C ends it)")
-        run(uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)), door)
+        run(uvicorn.Server(configuration(app, limits)), door)
 
 
 def run(server: Any, door: socket.socket) -> None:

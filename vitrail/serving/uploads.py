@@ -28,8 +28,8 @@ class Bodies:
     held: int = 0
 
     @asynccontextmanager
-    async def uploads(self, request: Request) -> AsyncIterator[list[Upload]]:
-        """The pictures of a request; their bytes count until the block ends."""
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of a request; its bytes count until the block ends."""
         data = bytearray()
         try:
             try:
@@ -38,7 +38,7 @@ class Bodies:
             except TimeoutError:
                 told = f"the upload took longer than {self.limits.seconds:g} s"
                 raise RequestError(408, "slow_upload", told) from None
-            yield split(request.headers.get("content-type", ""), bytes(data), self.limits)
+            yield bytes(data)
         finally:
             self.held -= len(data)
 
@@ -73,7 +73,7 @@ class Bodies:
 def split(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
     """A form's files, or a body that is one picture."""
     if content_type.partition(";")[0].strip().lower() == "multipart/form-data":
-        files = enumerate(form_files(content_type, body), 1)
+        files = enumerate(form_files(content_type, body, limits.parts), 1)
         found = [
             Upload(one_line(name) if name else f"picture {n}", data) for n, (name, data) in files
         ]
