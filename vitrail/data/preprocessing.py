@@ -1,6 +1,5 @@
 """From a picture to the tensor a model was trained on; the description travels with the weights."""
 
-import mmap
 import re
 import stat
 import struct
@@ -58,6 +57,8 @@ MOST_SCANS = 64
 where the image is progressive, and 1 otherwise."""
 MOST_SEGMENTS = 10_000
 """Of a JPEG file. Those with color profiles and previews have a few hundred."""
+JPEG = b"\xff\xd8"
+"""What such a file begins with."""
 JPEG_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
 """Where one begins, or the image ends (D9): not 00, which keeps 0xFF in compressed data apart from
 markers, nor markers without a length."""
@@ -174,21 +175,22 @@ def decode(file: Path | BytesIO, name: str) -> Image.Image:
 
 def opened(file: Path | BytesIO) -> Image.Image:
     """An image of one of the `FORMATS`; only its header is decoded."""
+    if isinstance(file, Path):
+        with file.open("rb") as source:
+            if (start := source.read(2)) == JPEG:  # to be looked through as a whole
+                file = BytesIO(start + source.read())
     if isinstance(file, BytesIO):
-        refuse_many_scans(file.getvalue())
-    elif file.stat().st_size:
-        with file.open("rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as m:
-            refuse_many_scans(m)
+        refuse_many_scans(file.getbuffer())
     return Image.open(file, formats=available_formats())
 
 
-def refuse_many_scans(data: bytes | mmap.mmap) -> None:
+def refuse_many_scans(data: memoryview) -> None:
     """Looks through a JPEG file from segment to segment: a small one can take minutes to decode.
 
     Compressed data lies behind the segment of each scan; wherever libjpeg would look for the next
     marker in it, this finds the same one.
     """
-    if data[:2] != b"\xff\xd8":
+    if data[:2] != JPEG:
         return
     scans, place = 0, 2
     for _ in range(MOST_SEGMENTS):
