@@ -54,7 +54,7 @@ def test_a_folder_the_model_never_saw_is_measured_whole(run, tmp_path, capsys):
     found = vitrail.evaluate(run.folder, tmp_path / "new_photos", device="cpu")
     assert (found["n"], found["split"], found["left_out"]) == (60, "all", 0)
     said = capsys.readouterr().err
-    assert "images   new_photos: 60 of 60 images, none of which the model learnt from" in said
+    assert "images   new_photos: 60 of 60 images, all new to the model" in said
     assert Run(run.folder).evaluation("new_photos-all")["n"] == 60
 
 
@@ -92,9 +92,18 @@ def test_training_images_among_others_are_left_out_and_counted(run, photos, tmp_
     taken = open_data(photos, test=0.2).part("train").names[:5]
     for name in taken:
         shutil.copy(photos / name, folder / name[0] / f"copy-{name[2:]}")
-    found = vitrail.evaluate(run.folder, folder, split="all", device="cpu")
-    assert (found["n"], found["left_out"]) == (60, 5)
+    found = vitrail.evaluate(run.folder, folder, device="cpu")
+    assert (found["n"], found["left_out"], found["split"]) == (60, 5, "all")
     assert "60 of 65 images; 5 left out, which the model learnt from" in capsys.readouterr().err
+
+
+def test_the_training_folder_is_known_after_more_images_came_to_it(run, moved):
+    folder_of(moved, seed=70_000, labels="d")
+    for path in [*(moved / "d").iterdir()]:
+        path.rename(moved / "a" / f"new-{path.name}")
+    part = part_of(vitrail.load(run.folder), moved)
+    assert part.split == "test"
+    assert part.left_out == 0
 
 
 def test_train_is_measured_whole_where_it_is_named(run, photos):

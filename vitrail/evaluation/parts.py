@@ -60,9 +60,7 @@ class Chooser:
         return parts_of(self.model, self.brought)
 
     def choose(self, split: str) -> Part:
-        seen = self.seen()
-        whole = not seen and self.brought.test is None
-        split = split or ("all" if whole else "test")
+        split = split or ("test" if self.brought.test is not None or self.seen() else "all")
         parts = list(self.brought.parts.values())
         source = reduce(Joined, parts) if split == "all" else self.parted.part(split)
         unseen = self.unseen(source, split)
@@ -72,19 +70,25 @@ class Chooser:
                 f"this model learnt from all {n} images of {split} of {self.data}; measure it on "
                 "others, or with --split test"
             )
-        note = self.note(split, n - left_out, sum(len(part.targets) for part in parts), seen)
+        note = self.note(split, n - left_out, sum(len(part.targets) for part in parts))
         if left_out:
             note += f"; {left_out:,} left out, which the model learnt from"
             source = subset(source, unseen)
         return Part(source, split, left_out, note)
 
     def seen(self) -> bool:
-        """Whether the model was trained on images of this data."""
-        if same_data(self.model.learnt_from.get("source", ""), self.data):
+        """Whether the model was trained on this data, perhaps before more images came to it; a few
+        training images among others do not make it that."""
+        learnt_from = self.model.learnt_from
+        if same_data(learnt_from.get("source", ""), self.data):
             return True
         if self.learnt is None:  # its split rule is all that is known
-            return bool(self.model.learnt_from)
-        return any(self.matches(part).any() for part in self.brought.parts.values())
+            return bool(learnt_from)
+        if self.brought.train is None:
+            return False
+        apart = self.brought.parts.keys() != {"train"}
+        held_out = 0.0 if apart else learnt_from.get("val", 0.0) + learnt_from.get("test", 0.0)
+        return bool(self.matches(self.brought.train).mean() > 0.5 * (1 - held_out))
 
     def unseen(self, source: Source, split: str) -> Bool[np.ndarray, " n"]:
         """Which images of a split the model did not learn from."""
@@ -117,13 +121,12 @@ class Chooser:
         assert self.learnt is not None
         return np.isin(content_hashes(source), self.learnt)
 
-    def note(self, split: str, n: int, of: int, seen: bool) -> str:
+    def note(self, split: str, n: int, of: int) -> str:
         """Which images are measured, and why these."""
         name = Path(str(self.data)).name
         if split == "all":
-            return f"{name}: {n:,} of {of:,} images" + (
-                "" if seen else ", none of which the model learnt from"
-            )
+            new = self.learnt is not None and n == of
+            return f"{name}: {n:,} of {of:,} images" + ", all new to the model" * new
         told = f"{name}: {n:,} of {of:,} images, its {split} split"
         if not self.model.learnt_from or split in self.brought.parts:
             return told
