@@ -21,6 +21,7 @@ from vitrail.commands import compare, look_inside, report, sweep
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
+from vitrail.evaluation.parts import part_of
 from vitrail.model.vit import ViT
 from vitrail.runs import Run
 from vitrail.survey import Wishes, look_at_data
@@ -87,6 +88,19 @@ def test_a_folder_becomes_a_measured_model(run, photos):
     assert "What it looks at" in (run.folder / "report.html").read_text("utf-8")
 
 
+def test_classes_that_a_part_lacks_are_named_by_training_as_by_vitrail_data(photos, tmp_path):
+    few = tmp_path / "few"
+    shutil.copytree(photos, few)
+    for path in sorted((few / "green").iterdir())[2:]:
+        path.unlink()
+    warning = "val has no images of green; add some, or try data.split=stratified"
+    assert warning in look_at_data(few, Wishes())["check"].warnings()
+    settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.split": "hash"}
+    run = vitrail.train(few, settings, out=tmp_path / "run", device="cpu")
+    assert f"warning  {warning}" in run.log()
+    assert vitrail.load(run.folder).learnt_from["every_class"]
+
+
 def test_a_run_that_cannot_be_looked_into_says_why(run, tmp_path, capsys):
     copy = Run(tmp_path)
     (tmp_path / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
@@ -120,6 +134,21 @@ def test_weights_are_tested_on_what_their_run_held_out_wherever_they_are(run, ph
         found = vitrail.evaluate(model, photos, device="cpu")
         assert found["n"] == kept["n"]
         assert found["loss"] == pytest.approx(kept["loss"], rel=1e-4)
+
+
+def test_a_model_of_an_earlier_version_is_tested_on_what_its_training_held_out(tmp_path):
+    for name, count in (("large", 60), ("small", 2)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name / f"{i}.png")
+    model = small("vit", classes=2)
+    learnt = {"source": "photos", "val": 0.1, "test": 0.1, "split": "hash", "train_on": "train"}
+    tested = []
+    for told in (learnt, {**learnt, "every_class": True}, {}):
+        model.learnt_from = told
+        tested.append(sorted(part_of(model, tmp_path / "photos", "test").names))
+    assert len(tested[0]) + 1 == len(tested[1])
+    assert tested[1] == tested[2] == sorted([*tested[0], "small/0.png"])
 
 
 def test_another_data_sets_figures_do_not_replace_the_runs_own(run, photos, tmp_path):

@@ -73,7 +73,7 @@ def test_a_part_without_a_readable_picture_has_no_sizes():
     ("counts", "warning"),
     [
         ({"cat": 9, "dog": 10}, "fewer than 10 pictures in train of cat (9)"),
-        ({"cat": 10, "dog": 0}, "train has no pictures of dog"),
+        ({"cat": 10, "dog": 0}, "train has no images of dog; add some"),
         ({"cat": 111, "dog": 10}, "the largest class has 11 times as many"),
     ],
 )

@@ -1,6 +1,7 @@
 """One way in for folders, shards, stores and names."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from vitrail.data.opening import open_data
 from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
+from vitrail.settings import load
+from vitrail.training.training import open_parts
 
 
 @pytest.fixture(autouse=True)
@@ -99,11 +102,28 @@ def test_a_tar_left_among_class_folders_is_passed_over(tmp_path):
     assert open_data("photos", val=0.0, test=0.0).labels == ("a", "b")
 
 
-def test_a_name_of_the_catalogue_comes_before_a_folder_here(tmp_path, capsys):
-    write_classes(tmp_path / "digits", {"a": 3, "b": 3})
+def test_a_folder_here_comes_before_a_name_of_the_catalogue(tmp_path, capsys):
     assert len(open_data("digits").labels) == 10
-    assert "digits is taken from the catalogue; write ./digits for" in capsys.readouterr().err
-    assert open_data("./digits", val=0.0, test=0.0).labels == ("a", "b")
+    assert not capsys.readouterr().err
+    write_classes(tmp_path / "digits", {"a": 3, "b": 3})
+    for where in ("digits", Path("digits"), "./digits"):
+        assert open_data(where, val=0.0, test=0.0).labels == ("a", "b")
+    line = "data     ./digits is used, not the catalogue's data set of that name\n"
+    assert capsys.readouterr().err == 2 * line
+    assert open_parts(load("digits/vit", ["data.val=0", "data.test=0"])).labels == ("a", "b")
+    assert capsys.readouterr().err == line
+
+
+def test_a_file_here_comes_before_a_name_of_the_catalogue(tmp_path):
+    write(tmp_path / "a.png").rename(tmp_path / "digits")
+    assert failure("digits").startswith("digits is a file; expected a folder")
+
+
+def test_in_the_folder_of_all_data_sets_a_name_is_the_catalogues(tmp_path, monkeypatch, capsys):
+    write_classes(tmp_path / "data" / "digits" / "train", {f"{i}": 3 for i in range(10)})
+    monkeypatch.chdir(tmp_path / "data")
+    assert open_data("digits", val=0.0, test=0.0).name == "digits"
+    assert not capsys.readouterr().err
 
 
 def test_what_is_not_there_is_guessed_at(tmp_path):
@@ -123,7 +143,7 @@ def test_what_is_not_there_is_guessed_at(tmp_path):
 
 def test_too_few_pictures_are_said(tmp_path):
     write_classes(tmp_path / "photos", {"a": 1, "b": 1})
-    assert "use data.split=stratified" in failure("photos")
+    assert "none falls to test; use more images of a class" in failure("photos")
 
 
 def test_names_of_a_subset_are_made_once(tmp_path):

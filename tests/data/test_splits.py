@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitrail.data.source import ArraySource, Data
-from vitrail.data.splits import hold_out, random_subset
+from vitrail.data.splits import hold_out, positions, random_subset
 from vitrail.errors import VitrailError
 
 NAMES = st.lists(st.tuples(st.integers(0, 3), st.text(min_size=1, max_size=6)), unique=True)
@@ -30,11 +30,11 @@ def split(source: ArraySource, val: float, test: float, how="hash") -> dict[str,
 
 
 def split_if_any(source: ArraySource, val: float, test: float, how="hash") -> dict[str, set[str]]:
-    """The parts as sets; nothing held out where there are too few pictures for that."""
+    """The parts as sets; nothing held out where there are too few images for that."""
     try:
         return {name: set(names) for name, names in split(source, val, test, how).items()}
     except VitrailError as error:
-        if "too few pictures" not in str(error):
+        if "too few images" not in str(error):
             raise
         return {}
 
@@ -52,11 +52,56 @@ def test_parts_are_disjoint_and_lose_nothing(items, val, test, how):
 
 @settings(deadline=None)
 @given(NAMES, NAMES, FRACTIONS, FRACTIONS)
-def test_added_files_move_none_that_were_there(items, more, val, test):
+def test_added_files_move_only_what_small_classes_lent(items, more, val, test):
     before = split_if_any(source_of(items), val, test)
     after = split_if_any(source_of(list(dict.fromkeys([*items, *more]))), val, test)
-    for part in before.keys() & after.keys():
-        assert before[part] <= after[part]
+    alone = by_hash_alone([f"{label}/{name}" for label, name in items], val, test)
+    for name in alone if before and after else ():
+        now, then = (next(p for p in x if name in x[p]) for x in (after, before))
+        # What moves was not where its hash alone puts it, before or since.
+        assert now == then or alone[name] != then or alone[name] != now
+
+
+def by_hash_alone(names: list[str], val: float, test: float) -> dict[str, str]:
+    return {
+        name: "test" if at < test else "val" if at < test + val else "train"
+        for name, at in zip(names, positions(names), strict=True)
+    }
+
+
+@settings(deadline=None)
+@given(NAMES, FRACTIONS, FRACTIONS)
+def test_a_class_that_a_hash_leaves_out_of_a_part_gives_its_nearest_image(items, val, test):
+    source = source_of(items)
+    parts = split_if_any(source, val, test)
+    for label in source.labels if parts else ():
+        own = sorted(
+            (name for name in source.names if name.startswith(f"{label}/")),
+            key=lambda name: positions([name])[0],
+        )
+        found = [[name for name in own if name in parts.get(x, ())] for x in ("test", "val")]
+        alone = by_hash_alone(own, val, test)
+        if not own:
+            continue
+        # In the order of their hashes: test, then val, then train, which always has the last.
+        assert own[: len(found[0] + found[1])] == found[0] + found[1] != own
+        wanted = [max(1, list(alone.values()).count("test")) if test else 0]
+        wanted += [max(wanted[0] + (val > 0), sum(x != "train" for x in alone.values()))]
+        assert [len(found[0]), len(found[0] + found[1])] == [min(n, len(own) - 1) for n in wanted]
+
+
+def test_classes_of_many_images_are_split_as_ever():
+    source = many(8000)
+    assert split(source, 0.1, 0.2) == split(source, 0.1, 0.2, "hash alone")
+    alone = by_hash_alone(source.names, 0.1, 0.2)
+    assert all(alone[name] == p for p, x in split(source, 0.1, 0.2).items() for name in x)
+
+
+def test_models_of_earlier_versions_keep_their_split():
+    items = [(0, f"{i}") for i in range(200)] + [(1, "a"), (1, "b")]
+    for how, lent in (("hash", 1), ("hash alone", 0)):
+        parts = split(source_of(items), 0.1, 0.1, how)
+        assert sum(name.startswith("1/") for name in parts["test"]) == lent
 
 
 @settings(deadline=None)
@@ -105,9 +150,14 @@ def test_fractions_come_out_about_right_in_every_class():
 
 def test_the_split_is_this_one_for_ever():
     # People compare numbers across years: a change here makes them wrong.
-    parts = split(many(20), 0.1, 0.2)
+    parts = split(many(20), 0.1, 0.2, "hash alone")
     assert parts["test"] == ["1/5.jpg", "1/9.jpg", "1/13.jpg", "0/16.jpg", "1/17.jpg"]
     assert parts["val"] == ["3/15.jpg"]
+    parts = split(many(20), 0.1, 0.2)
+    assert parts["test"] == [
+        *("2/2.jpg", "1/5.jpg", "1/9.jpg", "1/13.jpg", "3/15.jpg", "0/16.jpg", "1/17.jpg")
+    ]
+    assert parts["val"] == ["3/3.jpg", "0/12.jpg", "2/18.jpg"]
     assert random_subset(many(20), 3, seed=1).names == ["1/13.jpg", "2/14.jpg", "3/19.jpg"]
 
 
@@ -147,22 +197,26 @@ def test_a_subset_larger_than_train_says_how_many_there_are(size):
         random_subset(many(100), size, 0)
 
 
-def test_too_few_pictures_are_one_line_that_says_what_to_do():
+def test_too_few_images_are_one_line_that_says_what_to_do():
     with pytest.raises(VitrailError) as caught:
         split(many(4), 0.1, 0.1)
     assert str(caught.value) == (
-        "x has too few pictures (4): none falls to test; use data.split=stratified, or more "
-        "pictures, or a larger data.test, or data.test=0 for none"
+        "x has too few images (4): none falls to test; use more images of a class (three are "
+        "enough for train, val and test), or data.test=0 for none"
     )
-    with pytest.raises(VitrailError, match="none falls to test; use more pictures"):
-        split(many(4), 0.1, 0.1, "stratified")
+    with pytest.raises(
+        VitrailError, match=r"x has too few images \(8\): none falls to val; use more"
+    ):
+        split(many(8), 0.1, 0.1)
+    assert [*map(len, split(many(12), 0.1, 0.1).values())] == [4, 4, 4]
+    with pytest.raises(VitrailError, match=r"to test; use data\.split=hash, or a larger"):
+        split(many(12), 0.1, 0.1, "stratified")
 
 
-def test_a_class_that_train_loses_is_named(capsys):
+@pytest.mark.parametrize("how", ["hash", "stratified"])
+def test_the_only_image_of_a_class_is_learnt_from(how):
     items = [(0, f"{i}") for i in range(50)] + [(1, "5")]
-    data = hold_out(Data(name="x", train=source_of(items)), val=0.1, test=0.85, how="hash")
-    assert data.train is not None
-    assert "train has no picture left of '1'; use data.split=stratified" in capsys.readouterr().err
+    assert "1/5" in split(source_of(items), 0.1, 0.85, how)["train"]
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,7 @@ class Inspection:
         """What to mend, or to keep in mind."""
         there = {part.name for part in self.parts}
         found = [f"no {name} part: {why}" for name, why in ABSENT.items() if name not in there]
-        for part in self.parts:
-            if missing := [label for label, count in part.counts.items() if not count]:
-                found.append(f"{part.name} has no pictures of {some(missing)}")
+        found += absent_classes(self.parts)
         few = {label: count for label, count in self.learnt.counts.items() if 0 < count < FEW}
         if few:
             told = some([f"{label} ({count})" for label, count in few.items()])
@@ -183,6 +181,18 @@ def check(data: Data, *, workers: int = 0, progress: Progress = None) -> Inspect
     described = describe(data)
     parts = [read_part(part, data.part(part.name), workers, progress) for part in described.parts]
     return replace(described, parts=tuple(parts))
+
+
+def absent_classes(parts: Sequence[Part]) -> list[str]:
+    """A line for each part that lacks classes."""
+    lacking = {
+        part.name: [label for label, count in part.counts.items() if not count] for part in parts
+    }
+    return [
+        f"{name} has no images of {some(labels)}; add some, or try data.split=stratified"
+        for name, labels in lacking.items()
+        if labels
+    ]
 
 
 def class_counts(source: Source, labels: Sequence[str]) -> dict[str, int]:

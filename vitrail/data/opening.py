@@ -52,13 +52,22 @@ def open_data(
     return replace(data, train=random_subset(data.part("train"), subset, seed))
 
 
+def of_catalogue(where: str | Path) -> bool:
+    """Whether a name is taken for the catalogue's: what lies here under that name comes first."""
+    if str(where) not in catalogue.CATALOGUE:
+        return False
+    path, kept = Path(where), catalogue.data_folder() / where
+    # Whoever stands in the folder of all data sets sees the catalogue's own files.
+    return not path.exists() or (kept.exists() and path.samefile(kept))
+
+
 def as_brought(where: str | Path, unlabelled: bool = False) -> Data:
     """The data with the parts that it comes with; `unlabelled` pictures need no classes."""
     path = Path(where).expanduser()
-    if where in catalogue.CATALOGUE:
-        if path.exists():
-            say(f"{where} is taken from the catalogue; write ./{where} for the folder here")
+    if of_catalogue(where):
         return catalogue.open_named(str(where))
+    if str(where) in catalogue.CATALOGUE:
+        say(f"data     ./{where} is used, not the catalogue's data set of that name")
     if is_store(path):
         return open_store(path)
     if is_url(str(where)) or looks_like_shards(str(where)):

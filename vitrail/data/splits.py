@@ -2,7 +2,8 @@
 
 A picture's name is hashed to a number from 0 to 1. The first stretch of that range is test, the
 next is val, the rest is train; a picture stays where it is when others come or go, and test stays
-what it is when val changes.
+what it is when val changes. A class of few pictures may have none in a stretch: then its nearest
+one is taken.
 """
 
 import hashlib
@@ -13,11 +14,11 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from vitrail.console import say
-from vitrail.data.source import Data, Source, Subset, listed
+from vitrail.data.source import Data, Source, Subset
 from vitrail.errors import VitrailError
 
-How = Literal["hash", "stratified"]
+How = Literal["hash", "stratified", "hash alone"]
+"""`hash alone` is how versions split that let all images of a small class lie in one part."""
 At = Float[np.ndarray, " n"]
 """Where between 0 and 1 the names of pictures fall."""
 Chosen = dict[str, Bool[np.ndarray, " n"]]
@@ -37,13 +38,11 @@ def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
     # Data that brings one part may have been split by these very numbers: take others then.
     salt = "" if data.val is None and data.test is None else "rest/"
     at = positions(f"{salt}{name}" for name in train.names)
-    choose = by_hash if how == "hash" else exactly
-    chosen = choose(at, train.targets, fractions["test"], fractions["val"])
+    chosen = WAYS[how](at, train.targets, fractions["test"], fractions["val"])
     rest = ~(chosen["test"] | chosen["val"])
     for part, pictures in {**chosen, "train": rest}.items():
         if fractions.get(part, 1.0) and not pictures.any():
             raise too_few(data.name, train, part, how)
-    warn_of_lost_classes(train, rest)
     return replace(
         data,
         train=subset(train, rest),
@@ -53,21 +52,43 @@ def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
 
 
 def by_hash(at: At, targets: Int[np.ndarray, " n"], test: float, val: float) -> Chosen:
-    """Each picture by itself: `test` and `val` of the pictures of each class, as chance has it."""
+    """Each image by itself, about `test` and `val` of each class; but a class that would have none
+    in test gives the nearest, then in val, and always keeps one to learn from."""
+    classes = 1 + int(targets.max(initial=0))
+    tests, both = (np.bincount(targets[at < end], minlength=classes) for end in (test, test + val))
+    tests = np.maximum(tests, test > 0)
+    return lowest(at, targets, tests, np.maximum(both, tests + (val > 0)))
+
+
+def by_hash_alone(at: At, targets: Int[np.ndarray, " n"], test: float, val: float) -> Chosen:
+    """Each image by itself, whatever that leaves of a class."""
     return {"test": at < test, "val": (at >= test) & (at < test + val)}
 
 
 def exactly(at: At, targets: Int[np.ndarray, " n"], test: float, val: float) -> Chosen:
     """Within each class the nearest whole numbers, and at least one picture left to learn from."""
     counts = np.bincount(targets)
+    tests = np.round(counts * test).astype(int)
+    return lowest(at, targets, tests, tests + np.round(counts * val).astype(int))
+
+
+def lowest(
+    at: At,
+    targets: Int[np.ndarray, " n"],
+    tests: Int[np.ndarray, " classes"],
+    both: Int[np.ndarray, " classes"],
+) -> Chosen:
+    """Of each class the lowest, up to a number, are test, then up to another val; never all."""
+    counts = np.bincount(targets)
     order = np.lexsort((at, targets))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     spare = np.maximum(counts - 1, 0)
-    tests = np.minimum(np.round(counts * test).astype(int), spare)
-    both = np.minimum(tests + np.round(counts * val).astype(int), spare)
-    is_test = rank < tests[targets]
-    return {"test": is_test, "val": ~is_test & (rank < both[targets])}
+    is_test = rank < np.minimum(tests, spare)[targets]
+    return {"test": is_test, "val": ~is_test & (rank < np.minimum(both, spare)[targets])}
+
+
+WAYS = {"hash": by_hash, "stratified": exactly, "hash alone": by_hash_alone}
 
 
 def random_subset(source: Source, size: int, seed: int) -> Subset:
@@ -102,24 +123,16 @@ def check_fractions(val: float, test: float, how: str) -> None:
             f"data.val={val:g} and data.test={test:g} leave nothing to train on; "
             "choose fractions of train that sum to less than 1"
         )
-    if how not in ("hash", "stratified"):
+    if how not in WAYS:
         raise VitrailError(f"data.split={how}: expected hash or stratified")
 
 
 def too_few(name: str, source: Source, part: str, how: How) -> VitrailError:
     """A part that was asked for came out empty."""
     n = len(source.targets)
-    ways = ["data.split=stratified"] * (how == "hash") + ["more pictures"]
-    ways += [f"a larger data.{part}", f"data.{part}=0 for none"] * (part != "train")
+    ways = ["data.split=hash", f"a larger data.{part}"] * (how == "stratified" and part != "train")
+    ways += ["more images of a class (three are enough for train, val and test)"]
+    ways += [f"data.{part}=0 for none"] * (part != "train")
     return VitrailError(
-        f"{name} has too few pictures ({n}): none falls to {part}; use {', or '.join(ways)}"
+        f"{name} has too few images ({n}): none falls to {part}; use {', or '.join(ways)}"
     )
-
-
-def warn_of_lost_classes(source: Source, rest: Bool[np.ndarray, " n"]) -> None:
-    """Small classes can lose all their pictures to val and test."""
-    left = np.bincount(source.targets[rest], minlength=len(source.labels))
-    had = np.bincount(source.targets, minlength=len(source.labels))
-    if len(lost := np.flatnonzero((left == 0) & (had > 0))):
-        names = listed([source.labels[index] for index in lost])
-        say(f"train has no picture left of {names}; use data.split=stratified, or more pictures")

@@ -42,6 +42,8 @@ def parts_of(model: Classifier, data: str | Path | Data) -> Data:
     """The data, split as the model's training split it: split otherwise, test would hold images
     that it learnt from."""
     own = {k: v for k, v in model.learnt_from.items() if k not in ("source", "train_on")}
+    if not own.pop("every_class", not own) and own.get("split") == "hash":
+        own["split"] = "hash alone"  # as did the version that the model is of
     return open_data(data, **own)
 
 

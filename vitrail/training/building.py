@@ -10,7 +10,8 @@ import torch
 
 from vitrail import config
 from vitrail.config import Config
-from vitrail.data.opening import same_data
+from vitrail.console import say
+from vitrail.data.opening import of_catalogue, same_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
@@ -51,7 +52,7 @@ def build_model(
     model.labels = labels
     model.preprocess = evaluation_preprocessing(model.preprocess, data)
     told = ("source", "val", "test", "split", "train_on")
-    model.learnt_from = {key: getattr(data, key) for key in told}
+    model.learnt_from = {key: getattr(data, key) for key in told} | {"every_class": True}
     return model.float()
 
 
@@ -66,6 +67,12 @@ def refuse_other_parts(learnt: Mapping[str, Any], init: str, data: config.Data) 
                 f"model.init = {init} learnt from {data.source} with data.{key}={then}, not {now}: "
                 f"test would hold pictures that it learnt from; set data.{key}={then}"
             )
+    lent = data.split == "hash" and not of_catalogue(data.source)
+    if lent and not learnt.get("every_class"):
+        say(
+            f"model.init = {init} is of a version that split classes of few images otherwise: test "
+            "may hold images of them that it learnt from"
+        )
 
 
 def chosen_options(settings: config.Model) -> dict[str, Any]:

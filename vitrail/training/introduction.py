@@ -9,6 +9,8 @@ from jaxtyping import UInt64
 
 from vitrail.config import Config
 from vitrail.console import duration
+from vitrail.data.checking import absent_classes
+from vitrail.data.checking import describe as inspect
 from vitrail.data.source import Data, Source
 from vitrail.model import Classifier
 from vitrail.model.variants import name
@@ -31,6 +33,7 @@ def describe(
     """For run.json."""
     cost = count(model.architecture)
     parts = {"train": data.train, "val": data.val, "test": data.test}
+    classifies = config.train.objective != "masked"
     return {
         "seed": config.seed,
         "hardware": where.hardware(),
@@ -44,6 +47,7 @@ def describe(
             "labels": list(data.labels),
             **{key: None if part is None else len(part.targets) for key, part in parts.items()},
             "fingerprint": recognized,
+            "warnings": absent_classes(inspect(data).parts) if classifies else [],
             "broken": [],
         },
         "model": {
@@ -91,6 +95,7 @@ def lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:
         f"train    {long} · batch {train.batch} · {config.optim.name}, lr {config.optim.lr:g} · "
         f"seed {config.seed}",
         f"run      {folder}",
+        *(f"warning  {warning}" for warning in data.get("warnings", ())),
     ]
     if 0 < info["steps"] <= config.optim.warmup:
         told.append(

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitrail.data.catalogue import CATALOGUE, data_folder, here
+from vitrail.data.opening import of_catalogue
 from vitrail.data.vtab import GROUPS, brings_thousand, lists_of, task_of
 from vitrail.runs import Run
 
@@ -49,6 +50,8 @@ def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
 def whose(task: str) -> str:
     """Who drew the 1,000 images of a task."""
     place = data_folder()
+    if not of_catalogue(task):
+        return "a folder of your own"
     if lists_of(task, place) is not None:
         return "the benchmark's 1,000"
     brought = here(place / task, CATALOGUE[task])
