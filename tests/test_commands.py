@@ -20,6 +20,7 @@ from vitrail.cli import main
 from vitrail.commands import compare, look_inside, report, sweep
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.store import pack_data
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.parts import part_of
 from vitrail.model.vit import ViT
@@ -466,6 +467,58 @@ def test_data_is_counted_checked_split_packed_and_shown(photos, tmp_path, monkey
     assert sum(len(names) for names in found["split"].values()) == 61
     packed = look_at_data("store", Wishes())
     assert sum(part.total for part in packed["check"].parts) == 60
+
+
+def parts_of(where: Path | str, *settings: str) -> dict[str, list[str]]:
+    return look_at_data(where, Wishes(split=True), settings)["split"]
+
+
+@pytest.mark.parametrize("brought", [(), ("train", "test")])
+def test_a_store_is_split_as_what_was_packed_would_be(photos, tmp_path, brought):
+    folder = tmp_path / "photos"
+    for part in brought or ("",):
+        shutil.copytree(photos, folder / part, ignore=shutil.ignore_patterns("broken.jpg"))
+    store = tmp_path / "store"
+    look_at_data(folder, Wishes(pack=str(store)))
+    assert list(open_data(store, val=0.0, test=0.0).parts) == list(brought or ("train",))
+    for settings in ((), ("data.val=0.3",), ("data.split=stratified", "data.val=0.2")):
+        assert parts_of(store, *settings) == parts_of(folder, *settings)
+
+
+def test_a_store_of_parts_that_were_packed_keeps_them(photos, tmp_path):
+    pack_data(open_data(photos, val=0.2), tmp_path / "store")
+    split = parts_of(photos, "data.val=0.2")
+    gone = {"red/broken.jpg"}
+    assert {part: set(names) for part, names in parts_of(tmp_path / "store").items()} == {
+        part: set(names) - gone for part, names in split.items()
+    }
+
+
+def test_holding_out_what_the_data_brings_is_refused_where_it_is_given(photos, tmp_path):
+    for part in ("train", "val", "test"):
+        shutil.copytree(photos, tmp_path / "photos" / part)
+    for name, settings in {
+        "data.val": {"data.val": 0.2},
+        "data.test": {"data.test": 0.3},
+        "data.split": {"data.split": "stratified"},
+    }.items():
+        refused = rf"^{name}=.* has no effect: photos brings a .*; leave {name} out$"
+        with pytest.raises(VitrailError, match=refused):
+            look_at_data(tmp_path / "photos", Wishes(), settings)
+        with pytest.raises(VitrailError, match=refused):
+            vitrail.train(tmp_path / "photos", settings, out=tmp_path / "run", device="cpu")
+        tried = {name: [*settings.values(), *settings.values()]}
+        with pytest.raises(VitrailError, match=refused):
+            sweep(tmp_path / "photos", tried, out=tmp_path / "sweep", device="cpu")
+    assert not (tmp_path / "run").exists()
+    look_at_data(tmp_path / "photos", Wishes(), {"data.val": 0.0, "data.test": 0.0})
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[data]\nval = 0.2\nsplit = "stratified"\n[model]\nvariant = "Ti/8"\n')
+    settings = {k: v for k, v in SHORT.items() if k != "data.split"} | {"train.steps": 1}
+    run = vitrail.train(
+        recipe, settings | {"data.source": str(tmp_path / "photos")}, out=tmp_path / "run"
+    )
+    assert run.info()["data"]["val"] == 61
 
 
 def test_what_comes_back_in_a_test_set_is_named_listed_and_left_out(tmp_path):

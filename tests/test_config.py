@@ -24,6 +24,7 @@ FROZEN = ["model.init=builtin", "train.freeze=true"]
         (["train.evaluations=0", "train.keep=best"], "train.keep"),
         (["data.train_on=train+val", "train.keep=best"], "train.keep"),
         (["data.train_on=train+val", "train.evaluations=5"], "train.evaluations"),
+        (["data.train_on=train+val", "data.val=0.2"], "data.val"),
         (["augment.crop=pad", "augment.area=0.2"], "augment.area"),
         (["augment.randaugment_magnitude=9"], "augment.randaugment_magnitude"),
         (["augment.mixed=0.5"], "augment.mixed"),

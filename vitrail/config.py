@@ -364,7 +364,7 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
         (
             data.train_on == "train+val",
             "data.train_on=train+val leaves no val part",
-            ("train.evaluations", "train.patience", *best),
+            ("data.val", "train.evaluations", "train.patience", *best),
         ),
         (augment.crop != "inception", f"augment.crop={augment.crop}", ("augment.area",)),
         (

@@ -15,7 +15,7 @@ from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.orders import Settings
 from vitrail.report import duplicates as duplicates_page
-from vitrail.settings import build, parse, put
+from vitrail.settings import build, changed, parse, put, with_settings
 from vitrail.training.training import open_parts
 from vitrail.weights.files import replace_with
 
@@ -53,7 +53,13 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
         raise VitrailError(
             "--report, --filtered and --mirrored need --duplicates or --against DATA"
         )
-    data = open_parts(build(values))
+    config = build(values)
+    brought = as_brought(what, unlabelled=config.train.objective == "masked")
+    data = whole = open_parts(config, changed(config), brought)
+    if wishes.pack:
+        # A store is split when it is opened, as the data itself would be.
+        undivided = with_settings(config, data__val=0.0, data__test=0.0)
+        whole = open_parts(undivided, brought=brought)
     result: dict[str, Any] = {}
     with count_progress(f"reading {data.name}") as advance:
         if wishes.check:
@@ -62,14 +68,14 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
             result["check"] = checking.describe(data)
         if wishes.duplicates or wishes.against:
             result["duplicates"] = duplicates.find(
-                data,
+                whole,
                 against=[as_brought(other) for other in wishes.against],
                 inside=wishes.duplicates,
                 alike=duplicates.Alike(mirrored=wishes.mirrored),
                 workers=wishes.workers,
                 progress=advance,
             )
-    result |= kept_of(data, wishes, result.get("duplicates"))
+    result |= kept_of(whole, wishes, result.get("duplicates"))
     if wishes.sheet:
         target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
         drawn = contact_sheet(data.part("train"))

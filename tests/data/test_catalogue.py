@@ -29,6 +29,8 @@ from vitrail.data.opening import open_data
 from vitrail.data.store import pack_data
 from vitrail.data.torchvision_sets import source_of
 from vitrail.errors import FailureError, VitrailError
+from vitrail.settings import load
+from vitrail.training.training import open_parts
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -123,6 +125,16 @@ def test_a_folder_of_the_name_comes_first(place, tmp_path, where):
     data = open_named("pets")
     assert len(data.labels) == 37
     assert list(data.parts) == (["train", "test"] if where == "parts" else ["train"])
+
+
+def test_flowers102_is_learnt_from_as_in_the_paper(place):
+    for part, count in (("train", 10), ("val", 10), ("test", 2)):
+        write_classes(place / "flowers102" / part, {f"c{i}": count for i in range(102)})
+    assert counts(open_named("flowers102")) == {"train": 1020, "test": 204}
+    trial = counts(open_parts(load("finetune/flowers102")))
+    assert trial["train"] + trial["val"] == 1020
+    retrained = open_parts(load("finetune/flowers102", ["data.train_on=train+val"]))
+    assert counts(retrained) == {"train": 1020, "test": 204}
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_too_few_images_are_one_line_that_says_what_to_do():
     ):
         split(many(8), 0.1, 0.1)
     assert [*map(len, split(many(12), 0.1, 0.1).values())] == [4, 4, 4]
-    with pytest.raises(VitrailError, match=r"to test; use data\.split=hash, or a larger"):
+    with pytest.raises(VitrailError, match=r"to test; use data\.split=hash, or more images, or"):
         split(many(12), 0.1, 0.1, "stratified")
 
 

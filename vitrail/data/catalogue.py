@@ -96,6 +96,11 @@ def as_published(data: Data) -> Data:
     return data
 
 
+def without_val(data: Data) -> Data:
+    """Train and test alone: what is held out for choosing is part of train."""
+    return replace(data, val=None)
+
+
 def every_fifth(data: Data) -> Data:
     """Within each class, in the order of names, every fifth picture is test, from the first on."""
     train = data.train
@@ -174,7 +179,7 @@ CATALOGUE = {
     "cifar100": Entry("objects, 32 px", 100, 60_000, tv("CIFAR100", FLAG)),
     "stl10": Entry("objects, 96 px", 10, 13_000, tv("STL10", TWO)),
     "flower_photos": Entry("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", every_fifth),
-    "flowers102": Entry("flowers (Oxford)", 102, 8_189, tv("Flowers102", THREE)),
+    "flowers102": Entry("flowers (Oxford)", 102, 7_169, tv("Flowers102", TWO), parts=without_val),
     "pets": Entry("cats and dogs by breed (Oxford-IIIT)", 37, 7_349, tv("OxfordIIITPet", PETS)),
     "food101": Entry("dishes", 101, 101_000, tv("Food101", TWO)),
     "dtd": Entry("textures", 47, 5_640, tv("DTD", THREE)),

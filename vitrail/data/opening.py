@@ -1,8 +1,10 @@
 """Data from wherever it lies, in its three parts."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -78,6 +80,24 @@ def as_brought(where: str | Path, unlabelled: bool = False) -> Data:
         return open_lists(path)
     opened = open_shards(str(path), unlabelled) if holds_shards(path) else None
     return opened or open_folder(path, unlabelled)
+
+
+def refuse_brought(brought: Data, given: Mapping[str, Any]) -> None:
+    """Stops at a given way to hold out a part that the data brings, which would have no effect."""
+    parts = brought.parts
+    if "train" not in parts:
+        return
+    for part in ("val", "test"):
+        if part in parts and given.get(part):
+            raise VitrailError(
+                f"data.{part}={given[part]:g} has no effect: {brought.name} brings a {part} part "
+                f"of {len(parts[part].targets):,} images; leave data.{part} out"
+            )
+    if "split" in given and {"val", "test"} <= parts.keys():
+        raise VitrailError(
+            f"data.split={given['split']} has no effect: {brought.name} brings a val and a test "
+            "part; leave data.split out"
+        )
 
 
 def named_in(path: Path, source: Source) -> Subset:

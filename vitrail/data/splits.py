@@ -40,8 +40,8 @@ def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
     at = positions(f"{salt}{name}" for name in train.names)
     chosen = WAYS[how](at, train.targets, fractions["test"], fractions["val"])
     rest = ~(chosen["test"] | chosen["val"])
-    for part, pictures in {**chosen, "train": rest}.items():
-        if fractions.get(part, 1.0) and not pictures.any():
+    for part, pictures in chosen.items():
+        if fractions[part] and not pictures.any():
             raise too_few(data.name, train, part, how)
     return replace(
         data,
@@ -130,9 +130,10 @@ def check_fractions(val: float, test: float, how: str) -> None:
 def too_few(name: str, source: Source, part: str, how: How) -> VitrailError:
     """A part that was asked for came out empty."""
     n = len(source.targets)
-    ways = ["data.split=hash", f"a larger data.{part}"] * (how == "stratified" and part != "train")
-    ways += ["more images of a class (three are enough for train, val and test)"]
-    ways += [f"data.{part}=0 for none"] * (part != "train")
+    ways = ["more images of a class (three are enough for train, val and test)"]
+    if how == "stratified":
+        ways = ["data.split=hash", "more images", f"a larger data.{part}"]
+    ways += [f"data.{part}=0 for none"]
     return VitrailError(
         f"{name} has too few images ({n}): none falls to {part}; use {', or '.join(ways)}"
     )

@@ -191,7 +191,7 @@ def sweep(
     system = config.system
     # Joined here and not run by run: processes that parted could not find each other again.
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
-        sources, absent = present(config, where)
+        sources, absent = present(config, where, facts.get("changed", ()))
         if where.main:
             out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
         out = where.shared(out)
@@ -230,15 +230,17 @@ def points(config: Config) -> list[dict[str, Any]]:
     ]
 
 
-def present(config: Config, where: Devices) -> tuple[list[str], dict[str, str]]:
+def present(
+    config: Config, where: Devices, changed: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
     """The data sets that are there for every process, and why the others are not."""
     if SOURCE not in config.sweep:
-        check_parts(config)
+        check_parts(config, changed)
         return [config.data.source], {}
     found: dict[str, str] = {}
     for source in config.sweep[SOURCE]:
         try:
-            check_parts(with_point(config, {SOURCE: source}))
+            check_parts(with_point(config, {SOURCE: source}), changed)
         except DamagedError:
             raise  # a task must not drop out of the means because its file broke
         except FailureError as error:
@@ -255,9 +257,9 @@ def present(config: Config, where: Devices) -> tuple[list[str], dict[str, str]]:
     return there, absent
 
 
-def check_parts(config: Config) -> None:
+def check_parts(config: Config, changed: Sequence[str]) -> None:
     """Something to choose on and something to test on."""
-    parts = open_parts(config)
+    parts = open_parts(config, changed)
     if parts.val is None or not config.train.evaluations:
         raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
     if parts.test is None:

@@ -1,7 +1,7 @@
 """`train`: settings in, a run folder with a trained and honestly measured model out."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from vitrail.config import Config
 from vitrail.console import TrainingBar, count_progress, is_main, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.loader import Batch, derive
-from vitrail.data.opening import as_brought, open_data
+from vitrail.data.opening import as_brought, open_data, refuse_brought
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Joined, Source
 from vitrail.data.splits import subset
@@ -73,7 +73,7 @@ def train(
     """
     system = config.system
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
-        data = open_parts(config)
+        data = open_parts(config, (facts or {}).get("changed", ()))
         config = resolve(config, data)
         if where.main:
             out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
@@ -93,8 +93,12 @@ def train(
             raise
 
 
-def open_parts(config: Config) -> Data:
-    """The data set of a run, its parts as the settings want them."""
+def open_parts(config: Config, changed: Sequence[str] = (), brought: Data | None = None) -> Data:
+    """The data set of a run, its parts as the settings want them.
+
+    `changed` are settings beyond the recipe's, `data.val=0.2`, which are refused where they have no
+    effect; `brought` is the data if it is open already.
+    """
     settings = config.data
     if not settings.source:
         raise VitrailError("no data: name a folder, shards or a catalogue name in data.source")
@@ -104,8 +108,13 @@ def open_parts(config: Config) -> Data:
         told = ascii(settings.source)
         raise VitrailError(f"data.source = {told} is no UTF-8; give it another name") from None
     everything = settings.train_on == "train+val"
+    if brought is None:
+        brought = as_brought(settings.source, unlabelled=config.train.objective == "masked")
+    names = {setting.partition("=")[0].removeprefix("sweep.") for setting in changed}
+    keys = [key for key in ("val", "test", "split") if f"data.{key}" in names]
+    refuse_brought(brought, {key: getattr(settings, key) for key in keys})
     data = open_data(
-        as_brought(settings.source, unlabelled=config.train.objective == "masked"),
+        brought,
         # What is not held out at first is part of train, and of its subset.
         val=0.0 if everything else settings.val,
         test=settings.test,
