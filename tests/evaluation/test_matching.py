@@ -1,13 +1,38 @@
 import pytest
 
 from vitrail.errors import VitrailError
-from vitrail.evaluation.matching import class_order
+from vitrail.evaluation.imagenet import categories
+from vitrail.evaluation.matching import ADVICE, class_order
 
 
 def test_the_same_classes_need_no_change():
     assert class_order(("a", "b"), ("a", "b")) is None
     assert class_order(("crane", "b", "crane"), ("crane", "b", "crane")) is None
     assert class_order((), ("a", "b")) is None
+
+
+WORDNET = ("n01440764", *(f"n{i:08d}" for i in range(2_000_000, 2_000_998)), "n15075141")
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (tuple(map(str, range(1000))), "--labels imagenet"),
+        (("2", "10", "999"), "--labels imagenet"),
+        (WORDNET, "--labels imagenet"),
+        (tuple("12345"), ADVICE),
+        (("7", "2000"), ADVICE),
+        (("cat", "dog"), ADVICE),
+        ((), ADVICE),
+    ],
+)
+def test_folders_that_may_be_imagenets_are_told_how_to_be_read(labels, says):
+    with pytest.raises(VitrailError, match="this model knows 1000 classes") as caught:
+        class_order(categories(), labels)
+    assert str(caught.value).endswith(says)
+    with pytest.raises(VitrailError) as caught:
+        class_order(("a", "b"), labels)
+    assert str(caught.value).endswith(ADVICE)
 
 
 def test_another_order_is_mapped():

@@ -368,6 +368,29 @@ def test_other_folders_are_told_apart(tmp_path):
         judge(tmp_path / "pets", "imagenet")
 
 
+@pytest.mark.parametrize("numbers", ["0123456789", "12345", ["2", "1000"], ["7", "07"]])
+def test_folders_that_number_classes_of_their_own_are_refused(tmp_path, numbers):
+    for number in numbers:
+        spell(tmp_path / "digits" / number / "a.png", 1)
+    with pytest.raises(VitrailError, match=rf"digits has {len(numbers)} classes such as .*1,000"):
+        judge(tmp_path / "digits", "imagenet")
+
+
+def test_of_some_numbered_folders_it_is_said_how_they_are_read(tmp_path, capsys):
+    for number in (7, 19):
+        spell(tmp_path / "birds" / str(number) / "a.png", number)
+    assert judge(tmp_path / "birds", "imagenet")["top1"] == 1.0
+    said = "labels   folder 7 is read as class 7, cock, and the other 1 likewise\n"
+    assert capsys.readouterr().err == said
+
+
+def test_folders_may_have_imagenets_names(tmp_path, capsys):
+    for number in (0, 1):
+        spell(tmp_path / "fish" / categories()[number] / "a.png", number)
+    assert judge(tmp_path / "fish", "imagenet")["top1"] == 1.0
+    assert not capsys.readouterr().err
+
+
 def part_of(folder: Path, split: str) -> dict:
     return evaluate(Reader(), folder, "imagenet", split=split, model_name="m", transform=tensor)
 

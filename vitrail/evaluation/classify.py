@@ -20,7 +20,7 @@ from vitrail.console import Advance
 from vitrail.data.loader import quietly
 from vitrail.data.source import Source
 from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
-from vitrail.evaluation.matching import ADVICE, class_order
+from vitrail.evaluation.matching import ADVICE, advice, class_order
 from vitrail.evaluation.metrics import Predictions, measure
 from vitrail.evaluation.mistakes import mistakes, with_examples
 from vitrail.model.classifier import Activation, log_probabilities, losses
@@ -81,7 +81,7 @@ class Judge:
             raise VitrailError(f"this model has no classes; {ADVICE}")
         weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
         order = class_order(known_labels(model), labels)
-        self.model, self.classes = model, len(labels)
+        self.model, self.labels, self.classes = model, labels, len(labels)
         self.activation: Activation = getattr(unwrapped(model), "activation", "softmax")
         self.device, self.dtype = weights.device, weights.dtype
         self.precision = None if precision == torch.float32 else precision
@@ -120,7 +120,8 @@ class Judge:
         """The logits of the data's classes."""
         if logits.shape[-1] != self.classes:
             found = f"this model knows {logits.shape[-1]} classes"
-            raise VitrailError(f"{found}, the data set has {self.classes}; {ADVICE}")
+            told = advice(logits.shape[-1], self.labels)
+            raise VitrailError(f"{found}, the data set has {self.classes}; {told}")
         logits = logits if logits.dtype == torch.float64 else logits.float()
         return logits if self.order is None else logits[:, self.order]
 

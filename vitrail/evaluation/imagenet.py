@@ -2,6 +2,7 @@
 counts as right."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -10,10 +11,13 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image, ImageOps
 
+from vitrail.console import say
 from vitrail.data.source import Source, Subset
 from vitrail.errors import VitrailError
 
 CLASSES = 1000
+WORDNET = ("n01440764", "n15075141")
+"""The first and the last of its classes."""
 
 
 @cache
@@ -51,20 +55,38 @@ class Questions(Subset):
 
 def asked(source: Source, name: str) -> Questions:
     """Pictures whose class folders are ImageNet's, by WordNet number, number or name."""
-    places = class_places(source.labels, name)
+    places = class_places(source.labels)
+    if places is None:
+        raise VitrailError(
+            f"{name} has {len(source.labels):,} classes such as '{source.labels[0]}'; expected "
+            "ImageNet's 1,000 folders n01440764 … or 0 to 999, or some of its names or numbers "
+            "(1, 2, 3 … alone could be any classes: use names)"
+        )
+    if len(places) < CLASSES and source.labels[0].isdecimal():
+        first = f"folder {source.labels[0]} is read as class {places[0]}, {categories()[places[0]]}"
+        say(f"labels   {first}, and the other {len(places) - 1:,} likewise")
     right = [(places[target],) for target in source.targets.tolist()]
     return Questions(source, np.arange(len(right)), right)
 
 
-def class_places(labels: Sequence[str], name: str) -> list[int]:
-    """Which of ImageNet's classes each class of the data is."""
+def class_places(labels: Sequence[str]) -> list[int] | None:
+    """Which of ImageNet's classes each class of the data is; None where they are others."""
     if tuple(labels) == categories():
         return list(range(CLASSES))
-    if all(re.fullmatch(r"\d{1,3}", label) for label in labels):
-        return [int(label) for label in labels]
-    if len(labels) == CLASSES and all(re.fullmatch(r"n\d{8}", label) for label in labels):
-        return list(range(CLASSES))  # both stand in the order of the numbers
-    raise VitrailError(
-        f"{name} has {len(labels):,} classes such as '{labels[0]}'; expected ImageNet's 1,000 "
-        "folders n01440764 …, or numbers from 0 to 999"
-    )
+    # Both stand in the order of the numbers; the ends tell ImageNet's from other 1,000 synsets.
+    if len(labels) == CLASSES and (labels[0], labels[-1]) == WORDNET:
+        return list(range(CLASSES)) if all(re.fullmatch(r"n\d{8}", x) for x in labels) else None
+    if labels and all(re.fullmatch(r"\d{1,3}", label) for label in labels):
+        return numbered(list(map(int, labels)))
+    names = {name: place for place, name in enumerate(categories())}
+    twice = {name for name, count in Counter(categories()).items() if count > 1}
+    known = labels and {*labels} <= names.keys() - twice
+    return [names[label] for label in labels] if known else None
+
+
+def numbered(places: list[int]) -> list[int] | None:
+    """Numbers of folders as ImageNet's. Fewer than 1,000 that count up from 0 or 1 are no choice of
+    ImageNet's classes, but how any data set numbers its own; two spellings of one are no class."""
+    counted = [*range(places[0], places[0] + len(places))] == places and places[0] < 2
+    own = counted and len(places) < CLASSES
+    return None if own or len(set(places)) < len(places) else places

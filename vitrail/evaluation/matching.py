@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 
 from vitrail.data.source import Renamed, Source
 from vitrail.errors import VitrailError
+from vitrail.evaluation.imagenet import CLASSES, class_places
 
 ADVICE = "train a new head first, with model.init=MODEL"
 
@@ -26,7 +27,14 @@ def class_order(
     else:
         reason = "classes share a name, and stand in another order"
     counts = f"this model knows {len(known)} classes, {data} has {len(labels)}"
-    raise VitrailError(f"{counts} ({reason}); {ADVICE}")
+    raise VitrailError(f"{counts} ({reason}); {advice(len(known), labels)}")
+
+
+def advice(known: int, labels: Sequence[str]) -> str:
+    """What to do about a model of so many other classes."""
+    if known == CLASSES and class_places(labels) is not None:
+        return "if these folders are ImageNet's classes, evaluate with --labels imagenet"
+    return ADVICE
 
 
 def among_classes(source: Source, known: Sequence[str]) -> tuple[Source, tuple[str, ...]]:
