@@ -89,6 +89,30 @@ def test_a_folder_becomes_a_measured_model(run, photos):
     assert "What it looks at" in (run.folder / "report.html").read_text("utf-8")
 
 
+@pytest.mark.parametrize("freeze", [False, True])
+def test_images_that_training_skips_are_named_and_counted(photos, tmp_path, capsys, freeze):
+    for part in ("train", "test"):
+        shutil.copytree(photos, tmp_path / "photos" / part)
+        for i in range(6):
+            (tmp_path / "photos" / part / "red" / f"torn{i}.jpg").write_bytes(b"torn")
+    settings = {k: v for k, v in SHORT.items() if k != "data.split"} | {"train.steps": 20}
+    if freeze:
+        weights = tmp_path / "weights.safetensors"
+        whole = vitrail.create("Ti/8", classes=3, size=32, width=24, depth=2, heads=2, mlp=48)
+        whole.labels, whole.preprocess = tuple(COLOURS), Preprocessing(size=(32, 32))
+        vitrail.save(whole, weights)
+        settings = {"model.init": str(weights), "train.freeze": True, "data.size": 32}
+        settings |= {"train.steps": 2, "train.batch": 16}
+    settings |= {"data.val": 0.0, "train.evaluations": 0}
+    run = vitrail.train(tmp_path / "photos", settings, out=tmp_path / "run", device="cpu")
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("skipped")]
+    assert len(lines) == 5 + 5 + 1
+    assert all(str(tmp_path / "photos") in line for line in lines[:10])
+    assert lines[-1] == f"skipped  14 in all, which {run.folder / 'report.html'} lists"
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    assert all(f"torn{i}.jpg" in page for i in range(6))
+
+
 def test_classes_that_a_part_lacks_are_named_by_training_as_by_vitrail_data(photos, tmp_path):
     few = tmp_path / "few"
     shutil.copytree(photos, few)

@@ -27,6 +27,7 @@ from vitrail.settings import load as load_settings
 from vitrail.training import sweep as sweeping
 from vitrail.training import training
 from vitrail.training.devices import choose, cores, devices
+from vitrail.training.oversight import NAMED_BROKEN
 from vitrail.web import cache
 from vitrail.weights.download import fetch
 from vitrail.weights.loading import load
@@ -72,12 +73,23 @@ def finish(run: Run, device: str) -> None:
     if top1 is not None:
         told.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
     run.say(" · ".join(told))
+    say_skipped(run, target)
     run.say(f"report   {target}")
     folder = shlex.quote(str(run.folder))
     if load_settings(run.folder / "config.toml").train.objective == "masked":
         run.say(f"next     vitrail train DATA model.init={folder}")
     else:
         run.say(f"next     vitrail predict {folder} photo.jpg   or vitrail serve {folder}")
+
+
+def say_skipped(run: Run, target: Path) -> None:
+    """How many images could not be decoded, and where all are named; training named the first few
+    that it met, so those of test are named here."""
+    tested = run.evaluation("test").get("broken", [])
+    for _, reason in tested[:NAMED_BROKEN]:
+        run.say(f"skipped  {reason}")
+    if n := len(run.info()["data"]["broken"]) + len(tested):
+        run.say(f"skipped  {n:,} in all, which {target} lists")
 
 
 def look_inside(run: Run, device: str) -> None:

@@ -227,3 +227,31 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path):
     write_classes(tmp_path, {"a": 1, "b": 1})
     (tmp_path / "a").chmod(0)
     assert "a (Permission denied)" in failure(tmp_path)
+
+
+def test_images_that_are_left_out_are_counted_in_one_line(tmp_path, capsys):
+    folder = write_classes(tmp_path / "photos", {"a": 2, "b": 2})
+    write(folder / "loose.png")
+    (folder / "notes.txt").write_text("no image")
+    for name in ("a/1.HEIC", "b/deep/2.heif", "c/3.heic", "4.heic"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"")
+    assert open_folder(folder).labels == ("a", "b")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == (
+        f"{folder}/: left out images that lie in no class folder (1) and .heic and .heif files, "
+        "to be saved as JPEG (4)"
+    )
+    assert second.endswith("class folders without pictures, left out: 'c'")
+
+
+def test_images_beside_parts_are_counted_and_flat_images_without_classes_are_not(tmp_path, capsys):
+    for part in ("train", "test"):
+        write_classes(tmp_path / "photos" / part, {"a": 1, "b": 1})
+    write(tmp_path / "photos" / "loose.png")
+    open_folder(tmp_path / "photos")
+    line = f"{tmp_path / 'photos'}/: left out images that lie in no class folder (1)\n"
+    assert capsys.readouterr().err == line
+    write(tmp_path / "flat" / "1.png")
+    assert len(open_folder(tmp_path / "flat", unlabelled=True).train.targets) == 1
+    assert not capsys.readouterr().err

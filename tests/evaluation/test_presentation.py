@@ -68,8 +68,11 @@ def test_the_few_classes_with_images_are_all_shown_and_only_they():
 def test_more_shots_than_images_are_told(capsys):
     row = {"seed": 0, "ridge": 1024.0, "accuracy": 0.9, "knn": 0.8, "shown": 180, "n": 20}
     rows = [row | {"shots": shots, "fewest": min(shots, 36)} for shots in (10, 100)]
-    show_fewshot({"results": rows, "data": "photos", "split": "test", "broken": []})
-    said = [line for line in capsys.readouterr().out.splitlines() if "fewer images" in line]
+    broken = [[f"{i}.jpg", "torn"] for i in range(7)]
+    show_fewshot({"results": rows, "data": "photos", "split": "test", "broken": broken})
+    *above, last = capsys.readouterr().out.splitlines()
+    assert last == "left out  7 in all; --json lists them"
+    said = [line for line in above if "fewer images" in line]
     assert len(said) == 1
     assert said[0].startswith("100 shots ")
     assert "36" in said[0]
@@ -80,6 +83,6 @@ def test_confusions_and_broken_pictures_are_named():
     text = "\n".join(lines(found))
     pair = found["confused"][0]
     assert f"{pair['truth']} taken for {pair['guess']}, {pair['n']} ×" in text
-    assert "could not be read and not counted: 7" in text
+    assert "could not be read and not counted: 7; --json lists all" in text
     assert "0.jpg: truncated" in text
     assert "6.jpg" not in text

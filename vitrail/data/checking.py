@@ -163,7 +163,7 @@ class Inspection:
         broken = [(part.name, broken) for part in self.parts for broken in part.broken]
         found += [f"broken   {name}: {reason_line(one)}" for name, one in broken[:most]]
         if len(broken) > most:
-            found.append(f"broken   … and {len(broken) - most:,} more")
+            found.append(f"broken   … and {len(broken) - most:,} more; --json lists all")
         return found + [f"warning  {warning}" for warning in self.warnings()]
 
 

@@ -1,7 +1,7 @@
 """Pictures in folders: one sub-folder per class, perhaps below train, val and test.
 
 What a class folder holds, however deep, belongs to the class. Hidden files, and files that are no
-pictures by their names, are passed over.
+pictures by their names, are passed over; images that nobody would expect to be, are counted.
 """
 
 import os
@@ -25,6 +25,8 @@ SUFFIXES = frozenset(
     )
 )
 """How the names of pictures end, in either case."""
+HEIC = frozenset(("heic", "heif"))
+"""How the names of images end that cannot be read here, though phones write them."""
 
 PARTS = {
     **{"train": "train", "training": "train"},
@@ -70,6 +72,7 @@ def open_folder(folder: Path, unlabelled: bool = False) -> Data:
     if not parts:
         return Data(name=name, train=read_classes(folder, unlabelled))
     sources = {part: read_classes(folder / place, unlabelled) for part, place in parts.items()}
+    say_left_out(folder)
     first, *others = parts
     for other in () if unlabelled else others:
         compare(folder / parts[first], sources[first], folder / parts[other], sources[other])
@@ -108,10 +111,13 @@ def read_classes(folder: Path, unlabelled: bool = False) -> FolderSource:
     tops = {name: identity(folder / name) for name in classes.values()}
     above = {identity(one) for one in (folder.resolve(), *folder.resolve().parents)}
     # A link from one class into another, or up to all of them, would give its pictures two labels.
-    found = {
-        label: pictures_below(folder, name, (above | {*tops.values()}) - {tops[name]})
+    files_of = {
+        label: files_below(folder, name, (above | {*tops.values()}) - {tops[name]})
         for label, name in sorted(classes.items())
     }
+    found = {label: [*filter(is_picture, files)] for label, files in files_of.items()}
+    if "." not in tops:
+        say_left_out(folder, sum(map(len, files_of.values())) - sum(map(len, found.values())))
     labels = ordered(label for label, files in found.items() if files)
     check_classes(folder, labels, unlabelled)
     if empty := [label for label in found if not found[label]]:
@@ -120,6 +126,18 @@ def read_classes(folder: Path, unlabelled: bool = False) -> FolderSource:
     counts = [len(found[label]) for label in labels]
     targets = np.repeat(np.arange(len(labels)), counts)
     return FolderSource(folder, labels, targets, stable_names(files), files)
+
+
+def say_left_out(folder: Path, unread: int = 0) -> None:
+    """How many images are no data, in one line: those `unread` in class folders, and those beside
+    them."""
+    beside = [ending(entry.name) for entry in entries_of(folder) if not is_folder(entry)]
+    told = {
+        "images that lie in no class folder": sum(end in SUFFIXES for end in beside),
+        ".heic and .heif files, to be saved as JPEG": unread + sum(end in HEIC for end in beside),
+    }
+    if lines := [f"{what} ({count:,})" for what, count in told.items() if count]:
+        say(f"{folder}/: left out {' and '.join(lines)}")
 
 
 def check_classes(folder: Path, labels: tuple[str, ...], unlabelled: bool) -> None:
@@ -154,8 +172,13 @@ def stable_names(files: list[str]) -> list[str]:
     return names if len(set(names)) == len(names) else files
 
 
-def pictures_below(root: Path, top: str, beyond: Set[Identity] = frozenset()) -> list[str]:
-    """Paths of all pictures in a sub-folder of the root, however deep, in order.
+def pictures_below(root: Path, top: str) -> list[str]:
+    """Paths of all pictures in a sub-folder of the root, however deep, in order."""
+    return [*filter(is_picture, files_below(root, top))]
+
+
+def files_below(root: Path, top: str, beyond: Set[Identity] = frozenset()) -> list[str]:
+    """The same with those that cannot be read.
 
     A link that leads back up, or to what lies `beyond`, is not followed.
     """
@@ -171,7 +194,7 @@ def pictures_below(root: Path, top: str, beyond: Set[Identity] = frozenset()) ->
         for entry in entries:
             if is_folder(entry):
                 todo.append((f"{folder}/{entry.name}", above | {here}))
-            elif is_picture(entry.name) and is_file(entry):
+            elif ending(entry.name) in SUFFIXES | HEIC and is_file(entry):
                 found.append(f"{folder}/{entry.name}")
     return sorted(found, key=stable)
 
@@ -227,4 +250,9 @@ def is_file(entry: os.DirEntry[str]) -> bool:
 
 def is_picture(name: str) -> bool:
     """By the end of its name; whether it really is one shows when it is opened."""
-    return name.rpartition(".")[2].lower() in SUFFIXES
+    return ending(name) in SUFFIXES
+
+
+def ending(name: str) -> str:
+    """What follows the last dot, in lower case."""
+    return name.rpartition(".")[2].lower()

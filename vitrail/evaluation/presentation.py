@@ -80,7 +80,8 @@ def closing(result: dict[str, Any]) -> list[str]:
     if left_out := result.get("left_out", 0):
         found.append(f"left out  without a label that counts: {left_out:,}")
     if broken := result["broken"]:
-        found.append(f"broken    could not be read and not counted: {len(broken):,}")
+        rest = "; --json lists all" if len(broken) > FEW else ""
+        found.append(f"broken    could not be read and not counted: {len(broken):,}{rest}")
         found += [f"          {name}: {reason}" for name, reason in broken[:FEW]]
     return found
 
@@ -123,8 +124,11 @@ def show_fewshot(result: dict[str, Any]) -> None:
         if fewest < shots:
             less = f"{fewest:,} or more"
             echo(f"{shots} shots  some classes have fewer images in train, all used: {less}")
-    for name, reason in result["broken"][:FEW]:
+    broken = result["broken"]
+    for name, reason in broken[:FEW]:
         echo(f"left out  {name}: {reason}")
+    if len(broken) > FEW:
+        echo(f"left out  {len(broken):,} in all; --json lists them")
 
 
 def over_seeds(values: Sequence[float]) -> str:

@@ -200,6 +200,7 @@ class Training:
         keep = partial(self.keep, model, learner, material)
         with ExitStack() as stack:
             oversight = self.oversight(material, signals, stack)
+            oversight.note_broken(material.broken)
             oversight.keep = keep
             oversight.done = length.done(loop.counters)
             oversight.flops_per_image = self.flops(model)
@@ -252,7 +253,7 @@ class Training:
             track=track,
             signals=signals,
             first=partial(self.draw, material),
-            broken=self.broken | dict(material.broken),
+            broken=self.broken,
         )
 
     def flops(self, model: Classifier) -> float:
