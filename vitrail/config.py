@@ -68,8 +68,8 @@ class Data:
     test: float = 0.1
     """Share that is held out for the final test, where the data brings no test part."""
     split: Literal["hash", "stratified"] = "hash"
-    """How parts are held out: by a hash of each name, stable when files are added, or exactly the
-    same share of every class."""
+    """How parts are held out: by a hash of each name, stable when files are added, with every class
+    of three images or more in each part; or exactly the same share of every class."""
     train_on: Literal["train", "train+val"] = "train"
     """train+val retrains on everything but test, once all choices are made."""
     subset: int = 0

@@ -54,10 +54,12 @@ def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
 def by_hash(at: At, targets: Int[np.ndarray, " n"], test: float, val: float) -> Chosen:
     """Each image by itself, about `test` and `val` of each class; but a class that would have none
     in test gives the nearest, then in val, and always keeps one to learn from."""
-    classes = 1 + int(targets.max(initial=0))
-    tests, both = (np.bincount(targets[at < end], minlength=classes) for end in (test, test + val))
-    tests = np.maximum(tests, test > 0)
-    return lowest(at, targets, tests, np.maximum(both, tests + (val > 0)))
+    counts = np.bincount(targets)
+    ends = (test, test + val)
+    tests, both = (np.bincount(targets[at < end], minlength=len(counts)) for end in ends)
+    # One is left for val whatever `val` is, on which test must not depend.
+    tests = np.clip(tests, int(test > 0), np.maximum(counts - 2, 1))
+    return lowest(at, targets, tests, np.maximum(both, tests + 1) if val else tests)
 
 
 def by_hash_alone(at: At, targets: Int[np.ndarray, " n"], test: float, val: float) -> Chosen:
