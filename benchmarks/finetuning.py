@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail.config import Config
+from vitrail.devices import Devices, devices
 from vitrail.evaluation.classify import predict
 from vitrail.settings import load
 from vitrail.training import optimiser
 from vitrail.training.building import build_model
 from vitrail.training.checkpoint import Learner
-from vitrail.training.devices import Devices, devices
 from vitrail.training.loop import Length, Loop
 from vitrail.training.material import images_for, workers_for
 from vitrail.training.schedule import Schedule

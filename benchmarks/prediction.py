@@ -19,10 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 import vitrail
+from vitrail.devices import cores, processor
 from vitrail.model import Classifier
 from vitrail.prediction.files import Files, find
 from vitrail.prediction.predicting import Options, shared_cores, stream
-from vitrail.training.devices import cores, processor
 
 BATCH = 8
 

@@ -25,10 +25,10 @@ from vitrail.console import (
     table,
 )
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.files import damage_of
 from vitrail.runs import Run
 from vitrail.settings import load
 from vitrail.training.training import train
-from vitrail.web import damage_of
 
 SHORT = ["train.steps=3", "train.evaluations=1", "data.subset=32", "train.batch=8"]
 HOSTILE = "red\x1b[31m\x9b2J\x07\u202egnp"

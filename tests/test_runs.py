@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from vitrail.errors import FailureError, VitrailError
-from vitrail.runs import Run, create, find, held, is_run, name_of, read_lines, row, score
+from vitrail.files import read_lines
+from vitrail.runs import Run, create, find, held, is_run, name_of, row, score
 from vitrail.settings import load
 
 

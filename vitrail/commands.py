@@ -9,12 +9,14 @@ from vitrail import runs
 from vitrail.console import count_progress, duration, is_main, say
 from vitrail.data.opening import same_data
 from vitrail.data.source import listed
+from vitrail.devices import choose, cores, devices
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few
 from vitrail.evaluation.features import cached, extract, kept_features
 from vitrail.evaluation.matching import among_classes
 from vitrail.evaluation.parts import part_of
+from vitrail.files import cache
 from vitrail.inspection import inspecting
 from vitrail.inspection.looking import Picture, inspector
 from vitrail.inspection.summary import SECONDS, summarise
@@ -26,9 +28,7 @@ from vitrail.runs import Run
 from vitrail.settings import load as load_settings
 from vitrail.training import sweep as sweeping
 from vitrail.training import training
-from vitrail.training.devices import choose, cores, devices
 from vitrail.training.oversight import NAMED_BROKEN
-from vitrail.web import cache
 from vitrail.weights.download import fetch
 from vitrail.weights.loading import load
 from vitrail.weights.published import BUILTIN

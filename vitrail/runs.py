@@ -37,8 +37,8 @@ from vitrail import __version__
 from vitrail.config import Config
 from vitrail.console import escaped, say
 from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.files import append, make_folder, read_json, read_lines, replace_with, write_text
 from vitrail.settings import changed, load, to_toml
-from vitrail.weights.files import replace_with
 
 LONGEST_NAME = 120
 LONGEST_TITLE = 40
@@ -399,56 +399,6 @@ def code_version() -> tuple[str, bool]:
 def now() -> str:
     """The time, to the second, in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file is missing or broken."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            found.append(json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-    return [value for value in found if isinstance(value, dict)]
-
-
-def write_text(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    replace_with(path, lambda part: part.write_text(text, encoding="utf-8"))
-
-
-def move(path: Path, target: Path) -> None:
-    """Puts a file in the place of another."""
-    try:
-        path.replace(target)
-    except OSError as error:
-        raise FailureError(f"cannot write {target} ({one_line(error)})") from None
-
-
-def append(path: Path, line: str) -> None:
-    """One line at the end of a file."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    except OSError as error:
-        raise FailureError(f"cannot write {path} ({one_line(error)})") from None
-
-
-def make_folder(folder: Path) -> None:
-    """The folder and those above it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FailureError(f"cannot create {folder} ({one_line(error)})") from None
 
 
 def command_line() -> list[str]:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitrail import runs
 from vitrail.console import count_progress
 from vitrail.data import checking, duplicates
 from vitrail.data.opening import as_brought
@@ -13,11 +12,11 @@ from vitrail.data.sheet import sheet as contact_sheet
 from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
+from vitrail.files import replace_with, write_text
 from vitrail.orders import Settings
 from vitrail.report import duplicates as duplicates_page
 from vitrail.settings import build, changed, parse, put, with_settings
 from vitrail.training.training import open_parts
-from vitrail.weights.files import replace_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +96,7 @@ def kept_of(data: Data, wishes: Wishes, found: duplicates.Duplicates | None) -> 
         left_out = duplicates.reasons(found)
         result["kept"], result["removed"] = len(kept.targets), len(left_out)
         if wishes.filtered:
-            runs.write_text(Path(wishes.filtered), "".join(f"{name}\n" for name in kept.names))
+            write_text(Path(wishes.filtered), "".join(f"{name}\n" for name in kept.names))
             result["filtered"] = wishes.filtered
         if wishes.against:
             data = replace(data, train=kept)

@@ -24,9 +24,9 @@ from vitrail.benchmarking.measuring import (
     timings,
 )
 from vitrail.benchmarking.peers import beside_peer, peer_name
+from vitrail.devices import Devices
 from vitrail.errors import FailureError, VitrailError
 from vitrail.model.variants import NAMED, describe, name
-from vitrail.training.devices import Devices
 
 CPU = Devices(torch.device("cpu"), torch.float32)
 QUICK = {"device": "cpu", "batches": (1, 2), "seconds": 0.2}

@@ -10,10 +10,9 @@ import torch
 
 from vitrail import create, save
 from vitrail.commands import train
+from vitrail.devices import Devices, counted, energy, largest_size, peak_memory, reset_peak
 from vitrail.training import training
 from vitrail.training.cost import DAY, Meter, earlier, exaflops
-from vitrail.training.devices import Devices
-from vitrail.training.instruments import counted, energy, largest_size, peak_memory, reset_peak
 from vitrail.training.material import features_for
 from vitrail.weights.listing import COSTS
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch
-from vitrail.errors import FailureError, out_of_memory
+from vitrail.devices import Devices, out_of_memory
+from vitrail.errors import FailureError
 from vitrail.training.checkpoint import Counters, Learner
-from vitrail.training.devices import Devices
 from vitrail.training.loop import DivergedError, Length, Loop
 from vitrail.training.schedule import Schedule
 

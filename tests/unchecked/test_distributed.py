@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from tests.data.lists import write_lists
 from tests.processes import start, together
 from vitrail.commands import sweep
+from vitrail.devices import devices
 from vitrail.model import create
 from vitrail.runs import Run
 from vitrail.settings import load
 from vitrail.training.cost import DAY, Meter, earlier
-from vitrail.training.devices import devices
 from vitrail.training.loop import Loop
 from vitrail.training.oversight import Oversight
 from vitrail.training.sweep import present

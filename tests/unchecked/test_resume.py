@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from tests.processes import start
 from vitrail.cli import main
 from vitrail.commands import train
+from vitrail.devices import devices
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
 from vitrail.settings import load
 from vitrail.training import checkpoint, training
-from vitrail.training.devices import devices
 
 KILLS = 20
 STEPS = 120

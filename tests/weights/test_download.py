@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from vitrail.errors import VitrailError
-from vitrail.web import Patience, cache
+from vitrail.files import Patience, cache
 from vitrail.weights.download import fetch
 
 QUICK = Patience(stall=0.3, tries=3, pause=0.01)

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 import vitrail
 from tests.models import noisy, small
+from vitrail.files import place
 from vitrail.model.positions import resize_grid
-from vitrail.web import place
 from vitrail.weights import files
 from vitrail.weights.loading import MismatchError, contents
 from vitrail.weights.published import find

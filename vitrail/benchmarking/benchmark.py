@@ -19,11 +19,10 @@ from vitrail.benchmarking.measuring import (
 )
 from vitrail.benchmarking.peers import beside_peer
 from vitrail.console import count_progress, echo, table
+from vitrail.devices import Devices, devices, peak_memory, reset_peak
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
 from vitrail.model.variants import describe, name
-from vitrail.training.devices import Devices, devices
-from vitrail.training.instruments import peak_memory, reset_peak
 from vitrail.weights.listing import count
 from vitrail.weights.loading import load
 

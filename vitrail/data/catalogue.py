@@ -36,7 +36,7 @@ from vitrail.data.torchvision_sets import (
     from_torchvision,
 )
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.web import alone, cache, fetch_file, on_disk
+from vitrail.files import alone, cache, fetch_file, on_disk
 
 
 def digits(name: str, folder: Path) -> Data:

@@ -20,7 +20,7 @@ from vitrail.data.shard_files import is_url
 from vitrail.data.shards import ShardSource
 from vitrail.data.source import Joined, Renamed, Source, Subset
 from vitrail.errors import VitrailError
-from vitrail.web import cache
+from vitrail.files import cache
 
 UNKNOWN = 0
 """Stands for an image whose content is not known: it lies in a shard of the web, in a store of an

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from vitrail.data.shard_index import BEGINNING, hash_of
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.web import cache, fetch_file, place
+from vitrail.files import cache, fetch_file, place
 
 T = TypeVar("T")
 

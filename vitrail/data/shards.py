@@ -26,7 +26,7 @@ from vitrail.data.shard_index import CLASS_LISTS, Index
 from vitrail.data.shard_patterns import addresses_of, name_of, part_in
 from vitrail.data.source import Data, listed, ordered
 from vitrail.errors import FailureError, VitrailError
-from vitrail.web import cache, fetch_file, place
+from vitrail.files import cache, fetch_file, place
 
 FORMAT = 1
 """Raised when indices are made in another way, so that old ones are not read."""

@@ -13,7 +13,7 @@ import numpy as np
 from vitrail.data.folders import FolderSource
 from vitrail.data.source import ArraySource, Data, Source, stable
 from vitrail.errors import FailureError, VitrailError
-from vitrail.web import alone, on_disk, reason_of
+from vitrail.files import alone, on_disk, reason_of
 
 Parts = Mapping[str, Mapping[str, Any]]
 """What torchvision's class is given for each part of the data."""

@@ -23,7 +23,7 @@ from vitrail.data.frames import Frames, mat_array, mat_rows, npz_array, npz_rows
 from vitrail.data.source import Data
 from vitrail.data.torchvision_sets import get
 from vitrail.errors import DamagedError, FailureError, one_line
-from vitrail.web import fetch_file
+from vitrail.files import fetch_file
 
 DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 DSPRITES_URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{DSPRITES}"

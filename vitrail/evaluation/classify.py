@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from vitrail.console import Advance
 from vitrail.data.loader import quietly
 from vitrail.data.source import Source
-from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
+from vitrail.devices import out_of_memory, rank_and_world
+from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.matching import ADVICE, advice, class_order
 from vitrail.evaluation.metrics import Predictions, measure
 from vitrail.evaluation.mistakes import mistakes, with_examples
@@ -180,7 +181,7 @@ def predict(
         raise VitrailError(f"batch = {batch}: expected a whole number from 1 up")
     transform = own_preprocessing(model) if transform is None else transform
     judge = Judge(model, source.labels, precision)
-    rank, world = place()
+    rank, world = rank_and_world()
     targets = torch.tensor(source.targets, dtype=torch.int64)
     share = Pictures(source, np.arange(rank, len(targets), world), transform)
     # Sharded models exchange weights in each pass, so all processes must run equally many.
@@ -252,19 +253,12 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def place() -> tuple[int, int]:
-    """This process's number, and how many there are."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
-
-
 def gather(
     found: Sequence[Answers], broken: list[tuple[int, str]]
 ) -> tuple[list[Answers], list[tuple[int, str]]]:
     """What all processes found, in each of them."""
     mine = [Answers(*(column.cpu() for column in answers)) for answers in found], broken
-    _, world = place()
+    _, world = rank_and_world()
     if world == 1:
         return mine
     parts: list[Any] = [None] * world

@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from vitrail.console import Advance, say
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Source
+from vitrail.devices import rank_and_world
 from vitrail.errors import FailureError, VitrailError
-from vitrail.evaluation.classify import Pictures, evaluating, loader, place, why
+from vitrail.evaluation.classify import Pictures, evaluating, loader, why
+from vitrail.files import replace_with
 from vitrail.model import Classifier
 from vitrail.model.variants import to_dict
-from vitrail.weights.files import replace_with
 
 DIGEST = 16
 """Bytes that tell pictures apart."""
@@ -61,7 +62,7 @@ def extract(
     if model.preprocess is None:
         raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
     device = next(model.parameters()).device
-    rank, world = place()
+    rank, world = rank_and_world()
     pictures = Pictures(source, np.arange(rank, len(source.targets), world), model.preprocess)
     found: list[tuple[Any, Any]] = []
     broken: list[tuple[int, str]] = []

@@ -14,7 +14,7 @@ import numpy as np
 from vitrail.data.source import Source
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.imagenet import CLASSES, Questions
-from vitrail.web import fetch_file
+from vitrail.files import fetch_file
 
 FILE = "real.json"
 URL = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"

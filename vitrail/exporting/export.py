@@ -32,8 +32,8 @@ from vitrail.exporting.graphs import (
     write_pt2,
 )
 from vitrail.exporting.quantising import quantise
+from vitrail.files import write_json
 from vitrail.model import Classifier
-from vitrail.weights.files import write_json
 from vitrail.weights.loading import load
 
 TOLERANCE = 1e-4

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from vitrail.console import say
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.exporting.card import write_card
+from vitrail.files import write_json
 from vitrail.model import Architecture
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.runs import is_run, run_of
 from vitrail.weights.converting import Parity, convert
-from vitrail.weights.files import write_json
 from vitrail.weights.loading import load, resolve
 
 Library = Literal["timm", "transformers"]

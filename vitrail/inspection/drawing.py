@@ -4,6 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from vitrail.files import make_folder, replace_with
 from vitrail.inspection.charts import distance_chart, position_chart
 from vitrail.inspection.looking import Distances, Inspector, Look
 from vitrail.inspection.pictures import (
@@ -20,8 +21,6 @@ from vitrail.inspection.pictures import (
     strip,
 )
 from vitrail.inspection.structure import coloured, filters
-from vitrail.runs import make_folder
-from vitrail.weights.files import replace_with
 
 GAP, BETWEEN = 4, 30
 """Pixels between two heads, and between two layers."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from vitrail.console import Advance
 from vitrail.errors import VitrailError
+from vitrail.files import write_text
 from vitrail.inspection.drawing import draw, draw_model
 from vitrail.inspection.looking import Distances, Inspector, Look, Picture, rounded
 from vitrail.inspection.structure import Similarity, filters
-from vitrail.runs import write_text
 
 OWN = {"model", "filters", "positions", "attention-distance"}
 """Names of files that are the model's."""

@@ -8,12 +8,12 @@ from typing import Any
 from vitrail.data.sheet import drawn
 from vitrail.data.source import Source
 from vitrail.errors import VitrailError
+from vitrail.files import make_folder, write_text
 from vitrail.inspection.drawing import draw_parts, keep, parts
 from vitrail.inspection.inspecting import about, described
 from vitrail.inspection.looking import Distances, Look, inspector
 from vitrail.inspection.pictures import beside, fitted
 from vitrail.model import Classifier
-from vitrail.runs import make_folder, write_text
 
 SHOWN, MOST = 6, 64
 """Pictures on the page, and pictures that attention distance is averaged over."""

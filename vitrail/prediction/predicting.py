@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.console import Advance
+from vitrail.devices import Devices, cores, devices
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classify import (
     Judge,
@@ -33,7 +34,6 @@ from vitrail.evaluation.classify import (
 from vitrail.evaluation.matching import ADVICE
 from vitrail.model import Classifier
 from vitrail.prediction.files import Files, find
-from vitrail.training.devices import Devices, cores, devices
 from vitrail.weights.loading import load
 
 ON_CPU, ON_ACCELERATOR = 8, 64

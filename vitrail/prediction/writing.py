@@ -15,9 +15,9 @@ import numpy as np
 
 from vitrail.console import count_progress, echo, escaped, padded, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.files import replace_with
 from vitrail.prediction.files import Files, find
 from vitrail.prediction.predicting import Options, stream
-from vitrail.weights.files import replace_with
 from vitrail.weights.loading import load
 
 Row = dict[str, Any]

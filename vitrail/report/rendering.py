@@ -9,8 +9,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitrail import __version__
+from vitrail.files import replace_with
 from vitrail.report import words
-from vitrail.weights.files import replace_with
 
 FILTERS = (
     *("percent", "between", "fixed", "count", "duration", "plural", "short"),

@@ -43,7 +43,7 @@ def serve(  # noqa: PLR0913
                 "vitrail serve needs the serving extra: pip install 'vitrail[serve]'"
             ) from None
         raise
-    from vitrail.training.devices import choose
+    from vitrail.devices import choose
 
     refuse_open_doors(host, token, insecure)
     check_origins(origins)

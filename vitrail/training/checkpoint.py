@@ -29,10 +29,10 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from vitrail.errors import FailureError, one_line, out_of_memory
+from vitrail.devices import Devices, out_of_memory
+from vitrail.errors import FailureError, one_line
+from vitrail.files import replace_with
 from vitrail.training.averaging import Average
-from vitrail.training.devices import Devices
-from vitrail.weights.files import replace_with
 
 MARK = b"\nsha256:"
 """Stands between a checkpoint and its digest. torch ignores what follows its file."""

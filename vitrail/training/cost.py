@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from vitrail.config import Config
+from vitrail.devices import Devices, energy, peak_memory, reset_peak
 from vitrail.model import Classifier
 from vitrail.runs import Run
-from vitrail.training.devices import Devices
-from vitrail.training.instruments import energy, peak_memory, reset_peak
 from vitrail.weights.listing import count
 
 DAY = 86_400

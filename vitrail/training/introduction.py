@@ -12,9 +12,9 @@ from vitrail.console import duration
 from vitrail.data.checking import absent_classes
 from vitrail.data.checking import describe as inspect
 from vitrail.data.source import Data, Source
+from vitrail.devices import Devices
 from vitrail.model import Classifier
 from vitrail.model.variants import name
-from vitrail.training.devices import Devices
 from vitrail.training.loop import Length
 from vitrail.weights.listing import count
 

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, derive
-from vitrail.errors import FailureError, out_of_memory
+from vitrail.devices import Devices, out_of_memory, syncing
+from vitrail.errors import FailureError
 from vitrail.training.checkpoint import Counters, Learner
-from vitrail.training.devices import Devices, syncing
 from vitrail.training.schedule import Schedule
 
 Prepare = Callable[[Batch, slice], tuple[Float[Tensor, "r ..."], Tensor]]

@@ -19,17 +19,17 @@ from vitrail.data.loader import Augmented, Batch, Share, Stream, derive, trainin
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sheet import grid
 from vitrail.data.source import Data, Source
+from vitrail.devices import Devices, cores, reshard
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classify import Pictures, collate, evaluating, loader, predict, why
 from vitrail.evaluation.features import Features, extract, kept_features
 from vitrail.evaluation.metrics import summary
+from vitrail.files import cache
 from vitrail.model import Classifier
 from vitrail.model.vit import ViT
 from vitrail.objectives.masked import draw
 from vitrail.training import frozen
-from vitrail.training.devices import Devices, cores, reshard
 from vitrail.training.loop import Prepare
-from vitrail.web import cache
 
 MASKING = -1
 """Sets the seeds of masks apart from those of augmentation and dropout."""

@@ -19,11 +19,12 @@ from typing import Any
 from vitrail import runs
 from vitrail.config import Config, shown
 from vitrail.console import say
+from vitrail.devices import Devices, devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
+from vitrail.files import write_text
 from vitrail.runs import Run
 from vitrail.settings import OWN, build, load, put, to_flat
 from vitrail.training.building import resolve
-from vitrail.training.devices import Devices, devices
 from vitrail.training.loop import DivergedError
 from vitrail.training.oversight import score
 from vitrail.training.suite import several, summary
@@ -213,7 +214,7 @@ def sweep(
         else:
             result |= summary(finals[sources[0]])
         if where.main:
-            runs.write_text(out / "sweep.json", json.dumps(result, indent=2) + "\n")
+            write_text(out / "sweep.json", json.dumps(result, indent=2) + "\n")
     return result
 
 

@@ -21,9 +21,11 @@ from vitrail.data.opening import as_brought, open_data, refuse_brought
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Joined, Source
 from vitrail.data.splits import subset
-from vitrail.errors import VitrailError, out_of_memory
+from vitrail.devices import Devices, devices, out_of_memory, spread, too_large
+from vitrail.errors import VitrailError
 from vitrail.evaluation.classify import evaluate
 from vitrail.evaluation.features import cached
+from vitrail.files import cache, move
 from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
 from vitrail.objectives.masked import MaskedPatches
@@ -33,7 +35,6 @@ from vitrail.training import checkpoint, cost, optimiser
 from vitrail.training.averaging import Average
 from vitrail.training.building import build_model, length_of, resolve
 from vitrail.training.checkpoint import Counters, Learner
-from vitrail.training.devices import Devices, devices, spread, too_large
 from vitrail.training.introduction import BY_CONTENT, describe, fingerprint, lines
 from vitrail.training.loop import Length, Loop
 from vitrail.training.material import (
@@ -47,7 +48,6 @@ from vitrail.training.material import (
 from vitrail.training.oversight import Oversight, Signals
 from vitrail.training.schedule import Schedule
 from vitrail.training.tracking import tracker
-from vitrail.web import cache
 from vitrail.weights.listing import count
 from vitrail.weights.loading import load, save
 
@@ -229,7 +229,7 @@ class Training:
             self.run.say(f"resumed  at step {loop.counters.step}{exactly}{why}")
             if problems and self.run.writes:
                 # Or the next checkpoint would push the good one out and keep the damaged one.
-                runs.move(previous, last)
+                move(previous, last)
         self.run.forget_after(loop.counters.step)
 
     def oversight(self, material: Material, signals: Signals, stack: ExitStack) -> Oversight:

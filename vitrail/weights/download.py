@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vitrail.web import PATIENCE, Patience, fetch_file
+from vitrail.files import PATIENCE, Patience, fetch_file
 from vitrail.weights.hub import Repository
 
 

@@ -6,13 +6,12 @@ The container (npz, safetensors, torch zip, folder) is told from its first bytes
 import io
 import json
 import math
-import os
 import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +19,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.lib import format as npy
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.errors import VitrailError, one_line
+from vitrail.files import replace_with, write_json
 
 # Beyond both, an archive is taken for a bomb: real weights hardly compress.
 MOST_INFLATED_BYTES = 1 << 30
@@ -311,43 +311,6 @@ def write(contents: Contents, folder: bool = False) -> None:
         raise VitrailError(
             f"cannot write '{path.suffix}' files; use .npz, .safetensors, .pth or a folder"
         )
-
-
-def replace_with(
-    path: Path, save: Callable[[Path], object], *, previous: Path | None = None
-) -> None:
-    """Run `save` on a neighbour of `path`, then put that in its place.
-
-    The file that was there is kept as `previous`, where that is given.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()
-        mode = part.stat().st_mode  # what the user's umask allows; safetensors keeps files private
-        save(part)
-        part.chmod(mode)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
-        if previous is not None and path.exists():
-            path.replace(previous)
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise FailureError(
-            f"cannot write {path} ({one_line(error)}); free some space or choose another place"
-        ) from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """An object as a JSON file; an empty one leaves none, not even an older one."""
-    if not value:
-        path.unlink(missing_ok=True)
-    else:
-        text = json.dumps(value, indent=2, ensure_ascii=False)
-        replace_with(path, lambda part: part.write_text(text, "utf-8"))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.errors import FailureError, VitrailError
-from vitrail.web import damage_of, damaged, host_of, reason_of
+from vitrail.files import damage_of, damaged, host_of, reason_of
 from vitrail.weights.files import WEIGHTS
 
 

@@ -1,11 +1,14 @@
-"""Where a run computes: one CPU or accelerator per process, several processes under torchrun."""
+"""The machine: CPU, GPU, precision, several processes under torchrun, memory and energy."""
 
+import ctypes
 import os
 import platform
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +26,7 @@ PEAKS = {
     **{"B200": 2250e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12},
     **{"RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12, "A6000": 155e12},
 }
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -266,9 +270,87 @@ def syncing(task: nn.Module, last: bool) -> Iterator[None]:
     yield
 
 
+def rank_and_world() -> tuple[int, int]:
+    """This process's number, and how many there are."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device had too little memory: torch says it in words, of a GPU or of a CPU."""
+    return any(text in str(error) for text in ("out of memory", "can't allocate memory"))
+
+
 def too_large(where: Devices) -> FailureError:
     """What to do where working on fewer images at a time does not help."""
     return FailureError(
         f"out of memory on {where.hardware()}; use a smaller model or data.size, "
         "system.recompute=true, or several devices with system.parallel=fsdp"
     )
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget earlier peaks, where the system can; elsewhere the peak is that of the process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError, AttributeError):
+        # What is free but was not given back to the system would hide the next rise.
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: those that tensors had on a GPU at most; elsewhere the process's largest size."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if _STATUS.exists():
+        # Unlike getrusage's, this figure can be reset.
+        text = _STATUS.read_text(encoding="utf-8", errors="replace")
+        line = next((line for line in text.splitlines() if line.startswith("VmHWM:")), "")
+        if line:
+            return 1024 * int(line.split()[1])
+    return largest_size()
+
+
+def largest_size() -> int:
+    """The process's largest size ever, in bytes; zero where the system has no such figure."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else 1024 * size
+
+
+def energy(device: torch.device) -> float | None:
+    """Joules that a GPU has taken since its driver was loaded; None where the driver has no count.
+
+    It is asked directly, through the library that comes with it, so nothing needs installing.
+    """
+    library = driver() if device.type == "cuda" else None
+    if library is None:
+        return None
+    return counted(library, str(torch.cuda.get_device_properties(device).uuid))
+
+
+def counted(library: Any, uuid: str) -> float | None:
+    """Joules of the GPU with that number; every answer but zero is a refusal."""
+    handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
+    name = f"GPU-{uuid.removeprefix('GPU-')}"
+    if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)):
+        return None
+    if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)):
+        return None
+    return millijoules.value / 1000
+
+
+@cache
+def driver() -> ctypes.CDLL | None:
+    """NVIDIA's management library, ready to be asked."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return None if library.nvmlInit_v2() else library

@@ -1,19 +1,20 @@
-"""One file over HTTP, over as many connections as it takes.
+"""Files: written whole or not at all, and fetched over HTTP.
 
-It grows as `name.part`, and takes its name only once its length, and every hash that its server or
-its name gives, agree. An interrupted fetch goes on where it stopped, as long as the server vouches
-that the file is still the same one.
+A download grows as `name.part`, and takes its name only once its length, and every hash that its
+server or its name gives, agree. An interrupted one continues where it stopped, as long as the
+server vouches that the file is still the same.
 """
 
 import base64
 import hashlib
+import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from safetensors import SafetensorError
 
 from vitrail.console import Advance, byte_progress, byte_size, log_progress, say
 from vitrail.errors import FailureError, VitrailError, one_line
@@ -375,3 +378,93 @@ def host_of(url: str) -> str:
 def short(path: Path) -> str:
     """A path as a person writes it."""
     return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
+
+
+# On disk.
+
+
+def replace_with(
+    path: Path, save: Callable[[Path], object], *, previous: Path | None = None
+) -> None:
+    """Run `save` on a neighbour of `path`, then put that in its place.
+
+    The file that was there is kept as `previous`, where that is given.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
+        mode = part.stat().st_mode  # what the user's umask allows; safetensors keeps files private
+        save(part)
+        part.chmod(mode)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
+        if previous is not None and path.exists():
+            path.replace(previous)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise FailureError(
+            f"cannot write {path} ({one_line(error)}); free some space or choose another place"
+        ) from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """An object as a JSON file; an empty one leaves none, not even an older one."""
+    if not value:
+        path.unlink(missing_ok=True)
+    else:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+        replace_with(path, lambda part: part.write_text(text, "utf-8"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is missing or broken."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON lines."""
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except (ValueError, RecursionError):
+            continue
+    return [value for value in found if isinstance(value, dict)]
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole file or none of it."""
+    replace_with(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def move(path: Path, target: Path) -> None:
+    """Puts a file in the place of another."""
+    try:
+        path.replace(target)
+    except OSError as error:
+        raise FailureError(f"cannot write {target} ({one_line(error)})") from None
+
+
+def append(path: Path, line: str) -> None:
+    """One line at the end of a file."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        raise FailureError(f"cannot write {path} ({one_line(error)})") from None
+
+
+def make_folder(folder: Path) -> None:
+    """The folder and those above it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FailureError(f"cannot create {folder} ({one_line(error)})") from None
