@@ -25,7 +25,7 @@ from vitrail.training.checkpoint import Learner
 from vitrail.training.loop import Length, Loop
 from vitrail.training.material import images_for, workers_for
 from vitrail.training.schedule import Schedule
-from vitrail.training.training import open_parts
+from vitrail.training.train import open_parts
 
 
 def peer(ours: Any, weights: str, size: int) -> nn.Module:

@@ -17,15 +17,17 @@ import vitrail
 from tests.data.gallery import scene
 from tests.models import small
 from vitrail.cli import main
-from vitrail.commands import compare, look_inside, report, sweep
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.store import pack_data
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.parts import part_of
 from vitrail.model.vit import ViT
+from vitrail.report.page import report
 from vitrail.runs import Run
 from vitrail.survey import Wishes, look_at_data
+from vitrail.training.sweep import compare, sweep
+from vitrail.training.train import inspect_run
 
 SHORT = {
     "model.variant": "Ti/8",
@@ -129,7 +131,7 @@ def test_classes_that_a_part_lacks_are_named_by_training_as_by_vitrail_data(phot
 def test_a_run_that_cannot_be_looked_into_says_why(run, tmp_path, capsys):
     copy = Run(tmp_path)
     (tmp_path / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
-    look_inside(copy, "cpu")
+    inspect_run(copy, "cpu")
     said = capsys.readouterr().err
     assert said.startswith("inside   not looked at: ")
     assert said.count("\n") == 1

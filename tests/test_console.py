@@ -28,7 +28,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.files import damage_of
 from vitrail.runs import Run
 from vitrail.settings import load
-from vitrail.training.training import train
+from vitrail.training.train import train_config
 
 SHORT = ["train.steps=3", "train.evaluations=1", "data.subset=32", "train.batch=8"]
 HOSTILE = "red\x1b[31m\x9b2J\x07\u202egnp"
@@ -194,12 +194,14 @@ def test_a_checksum_says_how_far_it_is(tmp_path, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Run:
     """A few steps on digits, without a report."""
-    return train(load("digits/vit", SHORT), tmp_path_factory.mktemp("runs") / "run", device="cpu")
+    return train_config(
+        load("digits/vit", SHORT), tmp_path_factory.mktemp("runs") / "run", device="cpu"
+    )
 
 
 def test_training_and_its_evaluations_tell_in_a_log(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(console, "EVERY", 0)
-    run = train(load("digits/vit", SHORT), tmp_path / "run", device="cpu")
+    run = train_config(load("digits/vit", SHORT), tmp_path / "run", device="cpu")
     lines = capsys.readouterr().err.splitlines()
     for start in ("step 1/3  eta ", "step 3/3  ", "evaluating val  ", "evaluating test  "):
         assert any(line.startswith(start) for line in lines), start

@@ -14,9 +14,9 @@ from vitrail.config import Config
 from vitrail.data.catalogue import CATALOGUE
 from vitrail.errors import VitrailError
 from vitrail.model import create
-from vitrail.orders import understand
 from vitrail.settings import RECIPES, explanations, load, parse, put, recipes, schema
 from vitrail.training.building import chosen_options
+from vitrail.training.resolve import resolve_config
 from vitrail.training.sweep import points, with_point
 from vitrail.weights.published import BUILTIN, find
 
@@ -123,9 +123,9 @@ def configs(verb: str, asked: dict) -> list[Config]:
     if verb == "sweep":
         named = [word for word in asked["what"] if "=" not in word]
         given = [word for word in asked["what"] if "=" in word]
-        orders = [understand(name, given, lists=True).config for name in named]
+        orders = [resolve_config(name, given, lists=True).config for name in named]
         return [with_point(one, point) for one in orders for point in points(one)]
-    return [understand(asked.get("what") or asked["recipe"], asked["settings"]).config]
+    return [resolve_config(asked.get("what") or asked["recipe"], asked["settings"]).config]
 
 
 @pytest.fixture
@@ -210,9 +210,9 @@ def test_the_runs_a_page_goes_on_with_are_those_it_made(page, things, monkeypatc
         named |= set(re.findall(r"model\.init=(runs/\S+)", line))
         assert {name for name in named if name.startswith("runs/")} <= made, line
         if verb == "train":
-            made.add(str(understand(asked["what"]).place(asked["out"], resume=False)[0]))
+            made.add(str(resolve_config(asked["what"]).run_folder(asked["out"], resume=False)[0]))
         elif verb == "sweep":
-            first = understand(asked["what"][0], lists=True).sweep_place(asked["out"])[0]
+            first = resolve_config(asked["what"][0], lists=True).sweep_folder(asked["out"])[0]
             made.add(f"{first}/seed0")
 
 

@@ -18,7 +18,7 @@ from vitrail.data.catalogue import CATALOGUE
 from vitrail.data.vtab import TASKS
 from vitrail.model.variants import describe
 from vitrail.settings import RECIPES, load, recipes, to_flat, to_toml
-from vitrail.training.training import train
+from vitrail.training.train import train_config
 from vitrail.weights.published import PUBLISHED
 from vitrail.weights.published import find as published
 
@@ -323,7 +323,7 @@ def shrunk(name: str, weights: dict[str, Path]) -> list[str]:
 @pytest.mark.parametrize("name", recipes())
 def test_its_first_step_runs_on_tiny_data(name, photos, weights, tmp_path):
     config = load(name, [f"data.source={photos}", *shrunk(name, weights)])
-    run = train(config, tmp_path / "run", device="cpu")
+    run = train_config(config, tmp_path / "run", device="cpu")
     events = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert {event["event"] for event in events} == {"train", "val"}
     assert all(math.isfinite(event["loss"]) for event in events)

@@ -13,15 +13,16 @@ PUBLIC = {
     "benchmark": "vitrail.benchmarking.benchmark",
     "convert": "vitrail.weights.converting",
     "create": "vitrail.model",
-    "evaluate": "vitrail.commands",
+    "evaluate": "vitrail.evaluation.evaluate",
     "export": "vitrail.exporting.export",
-    "fewshot": "vitrail.commands",
-    "inspect": "vitrail.commands",
+    "fewshot": "vitrail.evaluation.fewshot",
+    "inspect": "vitrail.inspection.inspecting",
     "load": "vitrail.weights.loading",
     "predict": "vitrail.prediction.predicting",
     "save": "vitrail.weights.loading",
     "serve": "vitrail.serving.running",
-    "train": "vitrail.commands",
+    "sweep": "vitrail.training.sweep",
+    "train": "vitrail.training.train",
 }
 
 __all__ = [*PUBLIC, "__version__"]

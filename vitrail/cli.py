@@ -76,7 +76,7 @@ SETTINGS = click.argument("settings", nargs=-1, metavar="[SETTINGS]...")
 @click.option("--out", default="runs/demo", show_default=True, help="The run folder.")
 def demo(out: str) -> None:
     """The whole story on embedded data, on a CPU, in about two minutes."""
-    from vitrail.commands import demo
+    from vitrail.training.train import demo
 
     demo(out)
 
@@ -198,7 +198,7 @@ def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, d
     data.source=FOLDER. A run folder with --resume goes on with that run; without --out, --resume
     continues the newest unfinished run with the same settings.
     """
-    from vitrail.commands import train
+    from vitrail.training.train import train
 
     run = train(what, settings, out=out, resume=resume, device=device)
     if run.info().get("status") == "stopped":
@@ -219,8 +219,8 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
     data.source, as vtab/vit has them, one setting is chosen for all of them. The same command goes
     on where an interrupted sweep stopped.
     """
-    from vitrail.commands import compare, sweep
     from vitrail.console import is_main
+    from vitrail.training.sweep import compare, sweep
 
     settings = [word for word in what if "=" in word]
     recipes = [word for word in what if "=" not in word]
@@ -271,8 +271,8 @@ def show_sweeps(result: dict[str, Any]) -> None:
 @AS_JSON
 def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options: Any) -> None:
     """Top-1, top-5, per-class precision, recall and F1, confusion, calibration."""
-    from vitrail.commands import evaluate
     from vitrail.console import is_main
+    from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.presentation import show
 
     result = evaluate(model, data, labels=labels or "", **options)
@@ -304,8 +304,8 @@ def fewshot(
     A few pictures of each class of train are shown, all pictures of the split are asked about.
     Nothing is trained, and features are kept for the next time.
     """
-    from vitrail.commands import fewshot
     from vitrail.console import is_main
+    from vitrail.evaluation.fewshot import fewshot
     from vitrail.evaluation.presentation import show_fewshot
 
     whole, numbers = parse_numbers("--shots", shots), parse_numbers("--ridge", ridge, float)
@@ -355,7 +355,7 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **wishes: Any) -
 
     Without IMAGE: what the weights alone show, which is filters and positions.
     """
-    from vitrail.commands import inspect
+    from vitrail.inspection.inspecting import inspect
 
     if wishes["layers"] is not None:
         wishes["layers"] = parse_numbers("--layers", wishes["layers"])
@@ -521,7 +521,7 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
 )
 def report(runs: tuple[str, ...], out: str | None) -> None:
     """report.html of a run, or of `builtin`; several runs give one comparison."""
-    from vitrail.commands import report
+    from vitrail.report.page import report
 
     echo(str(report(runs, out)))
 

@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 EVERY = 30.0
@@ -249,3 +251,15 @@ def say(line: str) -> None:
 def is_main() -> bool:
     """Whether this process speaks for all that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def optional(module: str, purpose: str) -> ModuleType | None:
+    """A module of a package that an installation may lack; a line says what that costs."""
+    try:
+        return import_module(f"vitrail.{module}")
+    except ModuleNotFoundError as error:
+        package = f"vitrail.{module.partition('.')[0]}"
+        if not (error.name or "").startswith(package):
+            raise
+        say(f"{purpose} left out: {package} is not installed")
+        return None

@@ -13,10 +13,10 @@ from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.files import replace_with, write_text
-from vitrail.orders import Settings
 from vitrail.report import duplicates as duplicates_page
 from vitrail.settings import build, changed, parse, put, with_settings
-from vitrail.training.training import open_parts
+from vitrail.training.resolve import Settings
+from vitrail.training.train import open_parts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from vitrail.data.store import pack_data
 from vitrail.data.torchvision_sets import source_of
 from vitrail.errors import FailureError, VitrailError
 from vitrail.settings import load
-from vitrail.training.training import open_parts
+from vitrail.training.train import open_parts
 
 pytestmark = pytest.mark.usefixtures("place")
 

@@ -12,7 +12,7 @@ from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.settings import load
-from vitrail.training.training import open_parts
+from vitrail.training.train import open_parts
 
 
 @pytest.fixture(autouse=True)

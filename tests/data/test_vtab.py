@@ -11,7 +11,7 @@ from vitrail.data.opening import open_data
 from vitrail.data.source import ArraySource, Data
 from vitrail.errors import FailureError, VitrailError
 from vitrail.settings import OWN, load
-from vitrail.training.training import open_parts
+from vitrail.training.train import open_parts
 
 # Images of train, val and test that the public files of each data set have.
 BROUGHT = {

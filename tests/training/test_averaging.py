@@ -5,7 +5,7 @@ from torch import nn
 import vitrail
 from vitrail.settings import load
 from vitrail.training.averaging import Average
-from vitrail.training.training import train
+from vitrail.training.train import train_config
 
 
 @pytest.mark.parametrize("ramp", [True, False])
@@ -44,7 +44,7 @@ def test_a_run_without_the_ramp_uses_its_factor_from_the_first_step(tmp_path):
     given = ["train.steps=2", "train.batch=8", "train.evaluations=0", "train.average=1"]
     for ramp in (True, False):
         config = load("digits/vit", [*given, f"train.average_ramp={str(ramp).lower()}"])
-        train(config, tmp_path / str(ramp), device="cpu", test=False)
+        train_config(config, tmp_path / str(ramp), device="cpu", test=False)
     heads = {key: vitrail.load(tmp_path / key).head.weight for key in ("True", "False")}
     assert heads["True"].count_nonzero()
     assert not heads["False"].count_nonzero()  # a head begins at zero

@@ -9,7 +9,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.runs import Run
 from vitrail.training.building import build_model
-from vitrail.training.training import open_parts, train
+from vitrail.training.train import open_parts, train_config
 
 DIGITS = tuple("0123456789")
 SHAPE = {"width": 16, "depth": 1, "heads": 2, "mlp": 16, "hidden": 16}
@@ -54,7 +54,7 @@ def test_a_head_of_other_classes_cannot_be_kept(weights):
 def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weights, tmp_path):
     given = [*SHORT, f"model.init={weights}", "train.evaluations=0"]
     begun = settings.load(None, [*given, "model.keep_head=true"])
-    run = train(begun, tmp_path, device="cpu")
+    run = train_config(begun, tmp_path, device="cpu")
     before = vitrail.load(run.folder).state_dict()
     info = run.info()
     del info["model"]["keep_head"]
@@ -63,7 +63,7 @@ def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weight
     lines = [line for line in text.splitlines() if not line.startswith("keep_head")]
     (tmp_path / "config.toml").write_text("\n".join(lines))
     for _ in range(2):  # it is known the second time, too
-        train(settings.load(None, given), tmp_path, resume=True, device="cpu")
+        train_config(settings.load(None, given), tmp_path, resume=True, device="cpu")
     after = vitrail.load(Run(tmp_path).folder).state_dict()
     assert all(x.equal(before[key]) for key, x in after.items())
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from vitrail import create, save
-from vitrail.commands import train
 from vitrail.devices import Devices, counted, energy, largest_size, peak_memory, reset_peak
-from vitrail.training import training
+from vitrail.training import train as training
 from vitrail.training.cost import DAY, Meter, earlier, exaflops
 from vitrail.training.material import features_for
+from vitrail.training.train import train
 from vitrail.weights.listing import COSTS
 
 GMACS = {

@@ -5,7 +5,7 @@ import pytest
 from vitrail.config import Config
 from vitrail.data.opening import open_data
 from vitrail.settings import checked, load, with_settings
-from vitrail.training.building import resolve
+from vitrail.training.building import apply_hyperrule
 from vitrail.training.hyperrule import hyperrule
 
 
@@ -51,19 +51,21 @@ def test_the_recipe_holds_what_is_the_same_for_all_data():
 
 def test_the_rule_fills_in_what_nobody_has_set():
     digits = open_data("digits")
-    config = resolve(load("finetune/bit_hyperrule"), digits)
+    config = apply_hyperrule(load("finetune/bit_hyperrule"), digits)
     assert (config.train.steps, config.optim.warmup, config.data.size) == (500, 100, 128)
     assert not config.train.hyperrule
 
 
 def test_a_length_in_epochs_stays():
-    config = resolve(load("finetune/bit_hyperrule", ["train.epochs=5"]), open_data("digits"))
+    config = apply_hyperrule(
+        load("finetune/bit_hyperrule", ["train.epochs=5"]), open_data("digits")
+    )
     assert (config.train.epochs, config.train.steps) == (5, 0)
 
 
 def test_what_a_user_sets_stays():
     wish = load("finetune/bit_hyperrule", ["train.steps=7", "optim.lr=0.06", "data.size=160"])
-    config = resolve(wish, open_data("digits"))
+    config = apply_hyperrule(wish, open_data("digits"))
     assert (config.train.steps, config.optim.lr, config.data.size) == (7, 0.06, 160)
     assert config.optim.warmup == 100
 

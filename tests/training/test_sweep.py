@@ -17,17 +17,16 @@ from tests.data.lists import write_lists
 from tests.data.pictures import write
 from vitrail import runs
 from vitrail.cli import main, show_sweeps
-from vitrail.commands import sweep
 from vitrail.config import Config
 from vitrail.data import vtab
 from vitrail.data.vtab_files import DSPRITES
 from vitrail.errors import DamagedError, FailureError, VitrailError
-from vitrail.orders import understand
 from vitrail.report.sweeps import tables, tasks
 from vitrail.runs import Run
 from vitrail.settings import load, with_settings
+from vitrail.training.resolve import resolve_config
 from vitrail.training.suite import whose
-from vitrail.training.sweep import Trial, best_val, chosen
+from vitrail.training.sweep import Trial, best_val, chosen, sweep
 
 TINY = {
     "model.variant": "Ti/8",
@@ -374,31 +373,31 @@ def test_a_name_that_nobody_knows_is_a_mistake_and_not_an_absence(place, tmp_pat
 
 
 def test_one_data_set_leaves_the_recipes_list_aside():
-    order = understand("vtab/vit", {"data.source": "vtab/pets"}, lists=True)
+    order = resolve_config("vtab/vit", {"data.source": "vtab/pets"}, lists=True)
     assert order.config.data.source == "vtab/pets"
     assert "data.source" not in order.config.sweep
     assert "optim.lr" in order.config.sweep
 
 
 def test_a_task_brings_bits_settings_and_a_user_can_change_them():
-    assert understand("vtab/dsprites_ori").config.augment.flip is False
-    assert understand("vtab/vit", ["data.source=vtab/dmlab"]).config.augment.crop == "none"
-    assert understand("vtab/pets").config.augment.flip is True
+    assert resolve_config("vtab/dsprites_ori").config.augment.flip is False
+    assert resolve_config("vtab/vit", ["data.source=vtab/dmlab"]).config.augment.crop == "none"
+    assert resolve_config("vtab/pets").config.augment.flip is True
     settings = ["data.source=vtab/dsprites_ori", "augment.flip=true"]
-    assert understand("vtab/vit", settings).config.augment.flip is True
-    assert understand("vtab/vit", settings[::-1]).config.augment.flip is True
+    assert resolve_config("vtab/vit", settings).config.augment.flip is True
+    assert resolve_config("vtab/vit", settings[::-1]).config.augment.flip is True
 
 
 def test_a_recipe_that_names_a_task_gets_its_settings_too(tmp_path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text('[augment]\ncrop = "resize"\n[data]\nsource = "vtab/dsprites_loc"\n')
-    order = understand(recipe)
+    order = resolve_config(recipe)
     assert (order.config.augment.flip, order.config.augment.crop) == (False, "resize")
     assert order.changed == ()
     assert load(recipe) == order.config
     # Other data does not inherit what the recipe's had set for itself.
-    assert understand(recipe, ["data.source=vtab/pets"]).config.augment.flip is True
-    assert understand(recipe, ["data.source=vtab/dmlab"]).config.augment.crop == "none"
+    assert resolve_config(recipe, ["data.source=vtab/pets"]).config.augment.flip is True
+    assert resolve_config(recipe, ["data.source=vtab/dmlab"]).config.augment.crop == "none"
     assert load(recipe, ["augment.flip=true"]).augment.flip is True
 
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 from tests.data.lists import write_lists
 from tests.processes import start, together
-from vitrail.commands import sweep
 from vitrail.devices import devices
 from vitrail.model import create
 from vitrail.runs import Run
@@ -24,8 +23,8 @@ from vitrail.settings import load
 from vitrail.training.cost import DAY, Meter, earlier
 from vitrail.training.loop import Loop
 from vitrail.training.oversight import Oversight
-from vitrail.training.sweep import present
-from vitrail.training.training import train
+from vitrail.training.sweep import present, sweep
+from vitrail.training.train import train_config
 from vitrail.weights.loading import load as load_weights
 from vitrail.weights.loading import save
 
@@ -78,7 +77,7 @@ def alone(recipe) -> Path:
 
 def one(recipe: Path, out: Path, *settings: str, resume: bool = False) -> None:
     torch.set_num_threads(1)
-    train(load(recipe, settings), out, device="cpu", resume=resume)
+    train_config(load(recipe, settings), out, device="cpu", resume=resume)
 
 
 def again(recipe: Path, out: Path, *settings: str) -> None:
@@ -241,7 +240,9 @@ def test_torchrun_starts_the_same(recipe, alone, tmp_path):
 def numbered(recipe: Path, folder: Path) -> None:
     os.chdir(folder)
     for _ in range(2):
-        run = train(load(recipe, ["train.steps=1"]), Path("runs/tiny"), numbered=True, device="cpu")
+        run = train_config(
+            load(recipe, ["train.steps=1"]), Path("runs/tiny"), numbered=True, device="cpu"
+        )
     (folder / os.environ["RANK"]).write_text(str(run.folder))
 
 

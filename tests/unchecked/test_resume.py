@@ -16,12 +16,13 @@ from safetensors.torch import load_file
 
 from tests.processes import start
 from vitrail.cli import main
-from vitrail.commands import train
 from vitrail.devices import devices
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
 from vitrail.settings import load
-from vitrail.training import checkpoint, training
+from vitrail.training import checkpoint
+from vitrail.training import train as training
+from vitrail.training.train import train
 
 KILLS = 20
 STEPS = 120
@@ -74,7 +75,7 @@ def recipe(tmp_path) -> Path:
 
 def sitting(recipe: Path, out: Path, resume: bool, *settings: str) -> None:
     torch.set_num_threads(1)
-    training.train(load(recipe, settings), out, resume=resume, device="cpu")
+    training.train_config(load(recipe, settings), out, resume=resume, device="cpu")
 
 
 def complete(recipe: Path, out: Path, resume: bool, *settings: str) -> None:

@@ -1,4 +1,4 @@
-"""Few-shot linear accuracy (R59): how good features are, without training anything.
+"""`vitrail fewshot`: linear accuracy after a few images of each class (section 4.1 of the paper).
 
 The closed form is big_vision's: features standardised on the few shown pictures, a constant 100 as
 bias, targets −1 and 1, ridge regression of strength 1024 by the eigenvectors of the smaller Gram
@@ -8,6 +8,7 @@ matrix, from which every other strength follows at once. All of it in float64.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitrail.console import count_progress, say
+from vitrail.devices import cores, devices
 from vitrail.errors import VitrailError
-from vitrail.evaluation.features import Features
+from vitrail.evaluation.features import Features, extract, kept_features
+from vitrail.evaluation.parts import part_of
+from vitrail.files import cache
+from vitrail.model import Classifier
+from vitrail.weights.loading import load
 
 RIDGE = 1024.0
 BIAS = 100.0
@@ -25,6 +32,52 @@ SMALLEST_DEVIATION = 1e-5
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
 """Of the votes of the neighbours, as DINO's."""
+
+
+def fewshot(
+    model: str | Path | Classifier,
+    data: str | Path,
+    *,
+    shots: Sequence[int] = (1, 5, 10, 25),
+    seeds: int = 3,
+    ridges: Sequence[float] = (RIDGE,),
+    split: str = "",
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Closed-form linear accuracy on frozen features, after a few pictures of each class of train.
+
+    The split is chosen as in `evaluate`. On train itself, and on all of a folder, it is asked about
+    the pictures that were not shown.
+    """
+    check(shots, seeds, ridges)
+    with devices(device, "auto") as where:
+        loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
+        part = part_of(loaded, data, split)
+        split, alone = part.split, part.split in ("train", "all")
+        if where.main:
+            say(f"images   {part.note}")
+        parts = {split: part.source}
+        if not alone:
+            parts["train"] = part_of(loaded, data, "train").source
+        options: dict[str, Any] = {
+            "precision": where.precision,
+            "workers": cores() if where.device.type == "cuda" else 0,
+            "kept": kept_features(loaded, where.precision, cache()),
+        }
+        found = {}
+        for name, source in parts.items():
+            with count_progress(f"features of {name}", where.main) as advance:
+                found[name] = extract(loaded, source, **options, progress=advance)
+    results = fit_and_score(
+        found[split if alone else "train"],
+        None if alone else found[split],
+        classes=len(part.source.labels),
+        shots=shots,
+        seeds=seeds,
+        ridges=ridges,
+    )
+    broken = [list(pair) for features in found.values() for pair in features.broken]
+    return {"results": results, "split": split, "data": str(data), "broken": broken}
 
 
 @dataclass(frozen=True)
@@ -104,7 +157,7 @@ def check(shots: Sequence[int], seeds: int, ridges: Sequence[float]) -> None:
             raise VitrailError(told)
 
 
-def fewshot(
+def fit_and_score(
     train: Features,
     test: Features | None,
     *,

@@ -5,18 +5,47 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitrail.console import Advance
+from vitrail.console import Advance, count_progress
+from vitrail.devices import devices
 from vitrail.errors import VitrailError
 from vitrail.files import write_text
 from vitrail.inspection.drawing import draw, draw_model
-from vitrail.inspection.looking import Distances, Inspector, Look, Picture, rounded
+from vitrail.inspection.looking import Distances, Inspector, Look, Picture, inspector, rounded
 from vitrail.inspection.structure import Similarity, filters
+from vitrail.model import Classifier
+from vitrail.model.checks import as_size
+from vitrail.weights.loading import load
 
 OWN = {"model", "filters", "positions", "attention-distance"}
 """Names of files that are the model's."""
 
 
 def inspect(
+    model: str | Path | Classifier,
+    images: Picture | Sequence[Picture] = (),
+    *,
+    out: str | Path,
+    layers: Sequence[int] | None = None,
+    size: int | tuple[int, int] | None = None,
+    target: str | int | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Filters, positions, attention distance, rollout and features as pictures in a folder.
+
+    `layers`, counted from 0 or back from -1, are those whose heads are shown; `target` is the class
+    of gradient-weighted rollout, the model's own answer by default.
+    """
+    pictures = [images] if isinstance(images, Picture) else list(images)
+    loaded = model if isinstance(model, Classifier) else load(model, size=size)
+    asked = inspector(
+        loaded, layers=layers, size=None if size is None else as_size(size), target=target
+    )
+    with devices(device, "float32") as where, count_progress("inspecting", where.main) as advance:
+        loaded.to(where.device)
+        return inspect_images(asked, pictures, Path(out), advance)
+
+
+def inspect_images(
     asked: Inspector, pictures: Sequence[Picture], out: Path, progress: Advance | None = None
 ) -> dict[str, Any]:
     """Everything into a folder; returns the numbers, which are in its inspection.json too.

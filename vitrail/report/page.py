@@ -1,12 +1,33 @@
 """The page of one run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from vitrail import runs
+from vitrail.errors import VitrailError
 from vitrail.report import progress, sections
 from vitrail.report.charts import attention_distances, calibration
 from vitrail.report.comparison import compare as compare
 from vitrail.report.folder import Run, read_run
 from vitrail.report.rendering import put, render
+from vitrail.weights.download import fetch
+from vitrail.weights.published import BUILTIN
+
+
+def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """The page of one run, or one comparison of several.
+
+    A run's own page lies in its folder; all others go to `out`, or to report.html here.
+    """
+    shipped = fetch(BUILTIN.source)
+    paths = [shipped if folder == BUILTIN.name else Path(folder) for folder in folders]
+    for path in paths:
+        if not runs.is_run(path):
+            raise VitrailError(f"{path} is no run folder: it has no run.json and config.toml")
+    if len(paths) > 1:
+        return compare(paths, Path(out or "report.html"))
+    own = out is None and paths[0] != shipped
+    return write(paths[0], None if own else Path(out or "report.html"))
 
 
 def write(run: Path, target: Path | None = None) -> Path:

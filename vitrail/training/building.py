@@ -132,7 +132,7 @@ def evaluation_preprocessing(of_weights: Any, data: config.Data) -> Preprocessin
     return replace(known or Preprocessing(), size=size, short_side=short_side)
 
 
-def resolve(settings: Config, data: Data) -> Config:
+def apply_hyperrule(settings: Config, data: Data) -> Config:
     """The settings with BiT's HyperRule worked out, where they ask for it.
 
     It fills in what is at its default; what a recipe or a user has set otherwise stays.

@@ -18,19 +18,93 @@ from typing import Any
 
 from vitrail import runs
 from vitrail.config import Config, shown
-from vitrail.console import say
+from vitrail.console import is_main, optional, say
 from vitrail.devices import Devices, devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
 from vitrail.runs import Run
 from vitrail.settings import OWN, build, load, put, to_flat
-from vitrail.training.building import resolve
+from vitrail.training.building import apply_hyperrule
 from vitrail.training.loop import DivergedError
 from vitrail.training.oversight import score
+from vitrail.training.resolve import Settings, comparison_folder, resolve_config
 from vitrail.training.suite import several, summary
-from vitrail.training.training import open_parts, train
+from vitrail.training.train import inspect_run, open_parts, train_config
 
 SOURCE = "data.source"
+
+
+def sweep(
+    what: str | Path,
+    settings: Settings = (),
+    *,
+    seeds: int = 3,
+    out: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Grid on a held-out part of train, retrain on all of train, test once; mean and std."""
+    resolved = resolve_config(what, settings, lists=True)
+    if resolved.folder is not None and out is None:
+        raise VitrailError(f"{what} is a run folder; name a folder for the sweep with --out")
+    folder, numbered = resolved.sweep_folder(out)
+    options: dict[str, Any] = {"seeds": seeds, "device": device, "facts": resolved.facts()}
+    result = run_sweep(resolved.config, folder, numbered=numbered, **options)
+    folder = Path(result["out"])
+    if is_main():
+        _write_pages(result, folder, device)
+    return {"name": resolved.title, **result, "report": str(folder / "report.html")}
+
+
+def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
+    """The pages of all tested runs, and the one that compares them."""
+    page = optional("report.page", "pages of runs are")
+    for path in final_runs(result):
+        if not Run(path).inspected():
+            inspect_run(Run(path), device)
+        if page:
+            page.write(path)
+    _write_comparison([result], folder / "report.html")
+
+
+def _write_comparison(results: Sequence[Mapping[str, Any]], target: Path) -> None:
+    """One page about the tested runs of some sweeps."""
+    comparison = optional("report.comparison", "the comparison is")
+    sweeps = optional("report.sweeps", "the comparison is") if comparison else None
+    if comparison and sweeps:
+        tables = [table for one in results for table in sweeps.tables(one, one.get("name", ""))]
+        finals = [run for one in results for run in final_runs(one)]
+        comparison.compare(finals, target, tables)
+
+
+def final_runs(result: Mapping[str, Any]) -> list[Path]:
+    """The runs that a sweep tested: every seed, on every data set."""
+    rows = result.get("tasks", [result])
+    return [Path(seed["run"]) for row in rows for seed in row["seeds"]]
+
+
+def compare(
+    recipes: Sequence[str | Path],
+    settings: Settings = (),
+    *,
+    seeds: int = 3,
+    out: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """The same sweep for several recipes, and one page with all of them side by side.
+
+    Without `out`, runs/comparison, or the next number; the same comparison is continued.
+    """
+    names = {str(recipe): runs.name_of(str(recipe).removesuffix(".toml"), ()) for recipe in recipes}
+    resolved = {names[recipe]: resolve_config(recipe, settings, lists=True) for recipe in names}
+    place = Path(out) if out else comparison_folder(resolved)
+    results = [
+        sweep(recipe, settings, seeds=seeds, out=place / names[str(recipe)], device=device)
+        for recipe in recipes
+    ]
+    target = place / "report.html"
+    if is_main():
+        _write_comparison(results, target)
+    return {"sweeps": results, "report": str(target)}
 
 
 @dataclass(frozen=True)
@@ -122,7 +196,9 @@ class Sweep:
             return run
         say(f"{told}{self.told_of(source)}")
         try:
-            train(config, folder, resume=True, device=self.device, facts=self.facts, test=final)
+            train_config(
+                config, folder, resume=True, device=self.device, facts=self.facts, test=final
+            )
         except DivergedError as error:
             if final:
                 raise
@@ -161,7 +237,7 @@ class Sweep:
         """The run that a point of the grid stands for, on one data set."""
         own = {SOURCE: source, **OWN.get(source, {})} if SOURCE in self.config.sweep else {}
         config = with_point(self.config, {**own, **point})
-        return resolve(config, open_parts(config)) if config.train.hyperrule else config
+        return apply_hyperrule(config, open_parts(config)) if config.train.hyperrule else config
 
 
 def named(name: str, point: Mapping[str, Any]) -> str:
@@ -171,7 +247,7 @@ def named(name: str, point: Mapping[str, Any]) -> str:
     return runs.name_of(name, told)
 
 
-def sweep(
+def run_sweep(
     config: Config,
     out: Path,
     *,

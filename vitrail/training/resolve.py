@@ -1,4 +1,4 @@
-"""What a user asked for: a recipe, a folder or a run, with settings on top."""
+"""A recipe, a folder or a run, with settings on top: the config of a run, and its folder."""
 
 import itertools
 import os
@@ -40,7 +40,7 @@ Settings = Mapping[str, Any] | Sequence[str]
 
 
 @dataclass(frozen=True)
-class Order:
+class Resolved:
     """What a user asked for."""
 
     config: Config
@@ -63,7 +63,7 @@ class Order:
         """The folder of a first run; later ones are numbered."""
         return RUNS / f"{runs.name_of(self.title, ())}{ending}"
 
-    def place(self, out: str | Path | None, resume: bool) -> tuple[Path, bool]:
+    def run_folder(self, out: str | Path | None, resume: bool) -> tuple[Path, bool]:
         """The run folder, and whether to number it where that name is taken.
 
         Without `out`, `resume` takes the newest unfinished run with the same settings.
@@ -82,7 +82,7 @@ class Order:
             say(f"hint     `{command}` would continue the unfinished run with these settings")
         return self.name(), True
 
-    def sweep_place(self, out: str | Path | None) -> tuple[Path, bool]:
+    def sweep_folder(self, out: str | Path | None) -> tuple[Path, bool]:
         """The folder of a sweep, and whether to number it where that name is taken.
 
         Without `out`, the newest sweep with the same settings is continued.
@@ -102,8 +102,8 @@ class Order:
     def began(self, run: Run) -> bool:
         """Whether a run was started with these settings, however the machine is used."""
         info = run.info()
-        told = info.get("recipe"), lasting(info.get("changed") or ())
-        if told != (self.recipe, lasting(self.changed)):
+        changes = info.get("recipe"), lasting(info.get("changed") or ())
+        if changes != (self.recipe, lasting(self.changed)):
             return False
         try:
             source = load(run.folder / "config.toml").data.source
@@ -117,7 +117,7 @@ def lasting(settings: Sequence[str]) -> list[str]:
     return [setting for setting in settings if not setting.startswith("system.")]
 
 
-def comparison_place(orders: Mapping[str, Order]) -> Path:
+def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
     """The folder of a comparison: the newest with the same sweeps, or the next number."""
     same = None
     for folder in runs.numbered(RUNS / "comparison"):
@@ -125,12 +125,12 @@ def comparison_place(orders: Mapping[str, Order]) -> Path:
             return same or folder
         trials = runs.find(folder, "**/trials/*/run.json")
         begun = {run.folder.relative_to(folder).parts[0]: run for run in trials}
-        if begun and all(name in orders and orders[name].began(begun[name]) for name in begun):
+        if begun and all(name in resolved and resolved[name].began(begun[name]) for name in begun):
             same = folder
     raise AssertionError("folders are numbered without end")
 
 
-def understand(what: str | Path, settings: Settings = (), lists: bool = False) -> Order:
+def resolve_config(what: str | Path, settings: Settings = (), lists: bool = False) -> Resolved:
     """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try."""
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse, settings)
     recipe, extra, folder = locate(what)
@@ -146,13 +146,13 @@ def understand(what: str | Path, settings: Settings = (), lists: bool = False) -
         {name.removeprefix("sweep."): value for name, value in given},
         tried(config) if lists else [config],
     )
-    told = tuple(
+    changes = tuple(
         setting
         for setting in changed(config, build(before))
         if not (extra and setting.startswith("data.source="))
     )
     name = Path(title).stem if title.endswith(".toml") else title
-    return Order(config, recipe, name, told, folder)
+    return Resolved(config, recipe, name, changes, folder)
 
 
 def scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[str]) -> None:

@@ -1,5 +1,7 @@
-"""`train`: settings in, a run folder with a trained and honestly measured model out."""
+"""`vitrail train`: from a recipe or a folder to a run folder with a trained and tested model."""
 
+import shlex
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,15 +16,15 @@ from torch import Tensor, nn
 
 from vitrail import runs
 from vitrail.config import Config
-from vitrail.console import TrainingBar, count_progress, is_main, say
+from vitrail.console import TrainingBar, count_progress, duration, is_main, optional, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.loader import Batch, derive
 from vitrail.data.opening import as_brought, open_data, refuse_brought
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Joined, Source
 from vitrail.data.splits import subset
-from vitrail.devices import Devices, devices, out_of_memory, spread, too_large
-from vitrail.errors import VitrailError
+from vitrail.devices import Devices, choose, devices, out_of_memory, spread, too_large
+from vitrail.errors import VitrailError, one_line
 from vitrail.evaluation.classify import evaluate
 from vitrail.evaluation.features import cached
 from vitrail.files import cache, move
@@ -30,10 +32,11 @@ from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
 from vitrail.objectives.masked import MaskedPatches
 from vitrail.runs import Run
+from vitrail.settings import load as load_config
 from vitrail.settings import to_flat
 from vitrail.training import checkpoint, cost, optimiser
 from vitrail.training.averaging import Average
-from vitrail.training.building import build_model, length_of, resolve
+from vitrail.training.building import apply_hyperrule, build_model, length_of
 from vitrail.training.checkpoint import Counters, Learner
 from vitrail.training.introduction import BY_CONTENT, describe, fingerprint, lines
 from vitrail.training.loop import Length, Loop
@@ -45,7 +48,8 @@ from vitrail.training.material import (
     validated_by_loss,
     workers_for,
 )
-from vitrail.training.oversight import Oversight, Signals
+from vitrail.training.oversight import NAMED_BROKEN, Oversight, Signals
+from vitrail.training.resolve import Settings, resolve_config
 from vitrail.training.schedule import Schedule
 from vitrail.training.tracking import tracker
 from vitrail.weights.listing import count
@@ -57,6 +61,92 @@ BEGUN_BEFORE = (
 
 
 def train(
+    what: str | Path,
+    settings: Settings = (),
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "auto",
+) -> Run:
+    """Pre-train or fine-tune as a recipe says, or on a FOLDER; the run folder holds the result."""
+    resolved = resolve_config(what, settings)
+    folder, numbered = resolved.run_folder(out, resume)
+    run = Run(folder)
+    if resume and run.info().get("status") == "finished":
+        if not resolved.config.train.hyperrule:  # whose settings depend on the data
+            runs.refuse_other(folder, resolved.config)
+        say(f"{folder} holds {runs.described(run)}")
+        if not (run.inspected() and (folder / "report.html").exists()):
+            finish_run(run, device)  # a kill after training left it without
+        return run
+    options: dict[str, Any] = {"resume": resume, "device": device, "facts": resolved.facts()}
+    run = train_config(resolved.config, folder, numbered=numbered, **options)
+    if run.writes:
+        finish_run(run, device)
+    return run
+
+
+def finish_run(run: Run, device: str) -> None:
+    """The report, and the last lines."""
+    info = run.info()
+    if info["status"] == "finished" and not run.inspected():
+        inspect_run(run, device)
+    page = optional("report.page", "the report is")
+    target: Path | None = page.write(run.folder) if page else None
+    top1, split, n = runs.score(run)
+    parts = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]
+    if info["status"] != "finished":
+        return
+    if top1 is not None:
+        parts.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
+    run.say(" · ".join(parts))
+    say_skipped(run, target or run.folder / "run.json")
+    if target:
+        run.say(f"report   {target}")
+    folder = shlex.quote(str(run.folder))
+    if load_config(run.folder / "config.toml").train.objective == "masked":
+        run.say(f"next     vitrail train DATA model.init={folder}")
+    else:
+        run.say(f"next     vitrail predict {folder} photo.jpg   or vitrail serve {folder}")
+
+
+def say_skipped(run: Run, target: Path) -> None:
+    """How many images could not be decoded, and where all are named; training named the first few
+    that it met, so those of test are named here."""
+    tested = run.evaluation("test").get("broken", [])
+    for _, reason in tested[:NAMED_BROKEN]:
+        run.say(f"skipped  {reason}")
+    if n := len(run.info()["data"]["broken"]) + len(tested):
+        run.say(f"skipped  {n:,} in all, which {target} lists")
+
+
+def inspect_run(run: Run, device: str) -> None:
+    """What the model of a run looks at, for its report; nothing is lost where that fails."""
+    summary = optional("inspection.summary", "inspection is")
+    if summary is None:
+        return
+    try:
+        data = open_parts(load_config(run.folder / "config.toml"))
+        split = next(name for name in ("test", "val", "train") if name in data.parts)
+        model = load(run.folder).to(choose(device))
+        # No longer than training took: a run of seconds is not worth many of them.
+        seconds = min(summary.SECONDS, float(run.info().get("seconds", 0.0)))
+        summary.summarise(model, data.part(split), split, run.folder / "inspection", seconds)
+    except (VitrailError, RuntimeError, OSError) as error:
+        run.say(f"inside   not looked at: {one_line(error)}")
+
+
+def demo(out: str | Path = "runs/demo") -> Run:
+    """The whole story on embedded data: a ViT learns handwritten digits on a CPU."""
+    folder = Path(out)
+    before = Run(folder).info()
+    if before.get("recipe") == "digits/vit" and " demo" in before.get("command", ""):
+        shutil.rmtree(folder)  # the last demo's
+    say("A small ViT learns 8 × 8 handwritten digits (scikit-learn's), on this machine's CPU.")
+    return train("digits/vit", out=folder, device="cpu")
+
+
+def train_config(
     config: Config,
     out: Path,
     *,
@@ -74,7 +164,7 @@ def train(
     system = config.system
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
         data = open_parts(config, (facts or {}).get("changed", ()))
-        config = resolve(config, data)
+        config = apply_hyperrule(config, data)
         if where.main:
             out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
             runs.create(out, config, dict(facts or {}), resume)

@@ -7,9 +7,9 @@ import pytest
 
 import vitrail
 from vitrail import runs
-from vitrail.commands import sweep
-from vitrail.orders import comparison_place, understand
 from vitrail.runs import Run
+from vitrail.training.resolve import comparison_folder, resolve_config
+from vitrail.training.sweep import sweep
 
 SHORT = {"train.steps": 2, "train.evaluations": 0, "data.subset": 32, "train.batch": 8}
 
@@ -26,7 +26,7 @@ def begin(
     folder: str, what: str, *settings: str, status: str = "stopped", started: str = ""
 ) -> Run:
     """A run folder as an interrupted or finished run leaves it."""
-    order = understand(what, settings, lists=True)
+    order = resolve_config(what, settings, lists=True)
     run = runs.create(Path(folder), order.config, order.facts(), resume=False)
     run.update(status=status, started=started or runs.now())
     run.checkpoint.touch()
@@ -48,12 +48,15 @@ def begin(
 def test_a_folder_has_a_short_name_whatever_is_set(what, name):
     settings = ["train.freeze=true", "model.init=/weights/vit_tiny_patch16_224.safetensors"]
     for given in ([], settings):
-        assert understand(what, given).place(None, resume=False) == (Path("runs") / name, True)
+        assert resolve_config(what, given).run_folder(None, resume=False) == (
+            Path("runs") / name,
+            True,
+        )
 
 
 def test_the_data_of_this_folder_are_named_after_it(here, monkeypatch):
     monkeypatch.chdir(here / "photos")
-    assert understand(".").place(None, resume=False)[0] == Path("runs/photos")
+    assert resolve_config(".").run_folder(None, resume=False)[0] == Path("runs/photos")
 
 
 def test_runs_are_numbered_and_the_next_command_names_the_folder(capsys):
@@ -101,7 +104,7 @@ def test_resume_finds_the_newest_unfinished_run_with_the_same_settings(capsys):
     begin("runs/sweep/trials/one", "photos", "train.freeze=true", started="2026-01-06")
 
     def resumed(*settings: str) -> tuple[Path, bool]:
-        return understand("photos", settings).place(None, resume=True)
+        return resolve_config("photos", settings).run_folder(None, resume=True)
 
     assert resumed() == (Path("runs/photos"), False)
     assert resumed("train.freeze=true") == (Path("runs/mine"), False)
@@ -116,34 +119,37 @@ def test_resume_finds_the_newest_unfinished_run_with_the_same_settings(capsys):
 
 def test_a_run_folder_and_out_are_taken_as_they_are():
     begin("runs/photos", "photos")
-    assert understand("runs/photos").place(None, resume=True) == (Path("runs/photos"), False)
-    assert understand("photos").place("my place", resume=True) == (Path("my place"), False)
+    assert resolve_config("runs/photos").run_folder(None, resume=True) == (
+        Path("runs/photos"),
+        False,
+    )
+    assert resolve_config("photos").run_folder("my place", resume=True) == (Path("my place"), False)
 
 
 def test_a_new_run_says_how_to_continue_the_old_one(capsys):
     run = begin("runs/photos", "photos")
-    assert understand("photos").place(None, resume=False) == (Path("runs/photos"), True)
+    assert resolve_config("photos").run_folder(None, resume=False) == (Path("runs/photos"), True)
     assert "vitrail train runs/photos --resume" in capsys.readouterr().err
     run.update(status="finished")
-    understand("photos").place(None, resume=False)
+    resolve_config("photos").run_folder(None, resume=False)
     assert capsys.readouterr().err == ""
 
 
 def test_a_damaged_run_is_in_nobodys_way():
     begin("runs/photos", "photos")
     Path("runs/photos/config.toml").write_text("[")
-    assert understand("photos").place(None, resume=True) == (Path("runs/photos"), True)
+    assert resolve_config("photos").run_folder(None, resume=True) == (Path("runs/photos"), True)
 
 
 def test_the_same_sweep_is_continued_and_another_gets_a_number():
     grid = "optim.lr=[0.1,0.2]"
-    first = understand("photos", [grid], lists=True)
-    assert first.sweep_place(None) == (Path("runs/photos-sweep"), True)
+    first = resolve_config("photos", [grid], lists=True)
+    assert first.sweep_folder(None) == (Path("runs/photos-sweep"), True)
     begin("runs/photos-sweep/trials/trial", "photos", grid)
-    assert first.sweep_place(None) == (Path("runs/photos-sweep"), False)
-    other = understand("photos", ["optim.lr=[0.3]"], lists=True)
-    assert other.sweep_place(None) == (Path("runs/photos-sweep"), True)
-    with runs.claimed(other.sweep_place(None)[0]) as folder:
+    assert first.sweep_folder(None) == (Path("runs/photos-sweep"), False)
+    other = resolve_config("photos", ["optim.lr=[0.3]"], lists=True)
+    assert other.sweep_folder(None) == (Path("runs/photos-sweep"), True)
+    with runs.claimed(other.sweep_folder(None)[0]) as folder:
         assert folder == Path("runs/photos-sweep-2")
 
 
@@ -151,20 +157,20 @@ def test_a_sweep_in_a_folder_named_after_its_settings_is_continued():
     grid = "optim.lr=[0.1,0.2]"
     old = "runs/photos+sweep.optim.lr=-0.1-0.2"
     begin(f"{old}/trials/trial+optim.lr=0.1", "photos", grid)
-    assert understand("photos", [grid], lists=True).sweep_place(None) == (Path(old), False)
+    assert resolve_config("photos", [grid], lists=True).sweep_folder(None) == (Path(old), False)
 
 
 def test_a_sweep_over_several_data_sets_is_continued():
     sources = 'data.source=["photos","birds"]'
     begin("runs/x-sweep/photos/trials/trial", "flowers/vit", sources)
-    found = understand("flowers/vit", [sources], lists=True).sweep_place(None)
+    found = resolve_config("flowers/vit", [sources], lists=True).sweep_folder(None)
     assert found == (Path("runs/x-sweep"), False)
 
 
 def test_the_same_comparison_is_continued_and_another_gets_a_number():
     def place(*recipes: str, grid: str = "optim.lr=[0.1]") -> Path:
-        return comparison_place(
-            {name.replace("/", "-"): understand(name, [grid], lists=True) for name in recipes}
+        return comparison_folder(
+            {name.replace("/", "-"): resolve_config(name, [grid], lists=True) for name in recipes}
         )
 
     assert place("flowers/vit", "flowers/resnet") == Path("runs/comparison")
@@ -201,4 +207,4 @@ def test_a_sweep_writes_all_of_it_into_its_numbered_folder():
     ],
 )
 def test_a_shorter_run_has_a_shorter_warmup(what, settings, warmup):
-    assert understand(what, settings).config.optim.warmup == warmup
+    assert resolve_config(what, settings).config.optim.warmup == warmup

@@ -1,0 +1,50 @@
+"""Packages that can be deleted: training and prediction work without any one of them."""
+
+import sys
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.processes import start
+
+LEAVES = ("inspection", "report", "exporting", "serving", "benchmarking")
+SHORT = ("train.steps=1", "train.evaluations=1", "data.subset=32", "train.batch=8")
+
+
+class Blocked(MetaPathFinder):
+    """Lets nobody import a package."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(self, name, path, target=None):
+        if name == self.package or name.startswith(f"{self.package}."):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def train_and_predict(leaf: str, folder: Path) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vitrail"]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, Blocked(f"vitrail.{leaf}"))
+    from vitrail.cli import main
+
+    out = str(folder / "run")
+    words = ["train", "digits/vit", *SHORT, "--out", out, "--device", "cpu"]
+    main(words, standalone_mode=False)
+    main(["predict", out, str(folder / "image.png"), "--json"], standalone_mode=False)
+    assert f"vitrail.{leaf}" not in sys.modules
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_training_and_prediction_work_without_a_leaf(leaf, tmp_path):
+    pixels = np.zeros((8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "image.png")
+    process = start(train_and_predict, leaf, tmp_path)
+    process.join()
+    assert process.exitcode == 0
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    missing = "left out: vitrail." in (tmp_path / "run" / "log.txt").read_text()
+    assert not missing or leaf in ("inspection", "report")
