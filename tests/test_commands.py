@@ -173,7 +173,7 @@ def test_a_model_of_an_earlier_version_is_tested_on_what_its_training_held_out(t
     tested = []
     for told in (learnt, {**learnt, "every_class": True}, {}):
         model.learnt_from = told
-        tested.append(sorted(part_of(model, tmp_path / "photos", "test").names))
+        tested.append(sorted(part_of(model, tmp_path / "photos", "test").source.names))
     assert len(tested[0]) + 1 == len(tested[1])
     assert tested[1] == tested[2] == sorted([*tested[0], "small/0.png"])
 
