@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from vitrail.errors import did_you_mean
 from vitrail.serving import parameters
@@ -61,8 +61,9 @@ class Service:
         # Each may hold the largest picture that is accepted: not more of them than can run at once.
         self.decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         for name, one in self.models.items():
-            done = partial(self.metrics.batch, name)
-            self.batchers[name] = Batcher(one.answer, self.limits, done)
+            done = partial(self.metrics.observe_batch, name)
+            batcher = self.batchers[name] = Batcher(one.answer, self.limits, done)
+            self.metrics.watch_queue(name, partial(getattr, batcher, "reserved"))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -199,17 +200,14 @@ class Service:
         parameters.refuse_unknown(request, ())
         if not all(batcher.healthy for batcher in self.batchers.values()):
             raise busy(RESTARTING)
-        return JSONResponse({"status": "ok", "waiting": self.waiting()})
+        waiting = {name: batcher.reserved for name, batcher in self.batchers.items()}
+        return JSONResponse({"status": "ok", "waiting": waiting})
 
     async def figures(self, request: Request) -> Response:
         """Counters for Prometheus."""
         parameters.refuse_unknown(request, ())
-        text = self.metrics.text(self.waiting())
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    def waiting(self) -> dict[str, int]:
-        """Pictures of each model that have no answer yet."""
-        return {name: batcher.reserved for name, batcher in self.batchers.items()}
+        media_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(self.metrics.text(), media_type=media_type)
 
 
 def seen(one: Served, image: Prepared) -> list[float]:

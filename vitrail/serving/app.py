@@ -138,7 +138,7 @@ class Gate:
             # Paths that do not exist are counted as one: there are too many of them.
             route = scope.get("route")
             path = route.path if isinstance(route, Route) else "other"
-            self.metrics.request(path, status, time.perf_counter() - start)
+            self.metrics.observe_request(path, status, time.perf_counter() - start)
 
     def objection(self, scope: Scope) -> RequestError | None:
         """Why a request may not come in; None if it may.

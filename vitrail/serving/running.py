@@ -38,7 +38,7 @@ def serve(  # noqa: PLR0913
         from vitrail.serving.connections import allow_files, configuration
         from vitrail.serving.served import open_models
     except ModuleNotFoundError as error:
-        if error.name in {"starlette", "uvicorn", "python_multipart"}:
+        if error.name in {"starlette", "uvicorn", "python_multipart", "prometheus_client"}:
             raise VitrailError(
                 "vitrail serve needs the serving extra: pip install 'vitrail[serve]'"
             ) from None
