@@ -19,7 +19,7 @@ from vitrail.inspection.attention import look, on_grid
 from vitrail.inspection.looking import inspector
 from vitrail.inspection.recording import record
 from vitrail.serving.limits import Limits
-from vitrail.serving.served import open_models, serve_model, split_name
+from vitrail.serving.models import open_models, serve_model, split_name
 
 
 def code(answer) -> tuple[int, str]:

@@ -1,6 +1,7 @@
 """Request and batch metrics in Prometheus's text format."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -24,30 +25,21 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = _Registry()
-
-        def histogram(name: str, text: str, label: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, [label], registry=self._registry, buckets=buckets)
-
+        path, model = ("path",), ("model",)
+        common: dict[str, Any] = {"namespace": "vitrail", "registry": self._registry}
+        seconds, sizes = common | {"buckets": _SECONDS}, common | {"buckets": _SIZES}
         self._requests = Counter(
-            "vitrail_requests",
-            "Requests by path and status.",
-            ["path", "status"],
-            registry=self._registry,
+            "requests", "Requests by path and status.", ("path", "status"), **common
         )
         self._waiting = Gauge(
-            "vitrail_pictures_waiting",
-            "Images without a prediction yet.",
-            ["model"],
-            registry=self._registry,
+            "pictures_waiting", "Images without a prediction yet.", model, **common
         )
-        self._request_seconds = histogram(
-            "vitrail_request_seconds", "From the request to its response.", "path", _SECONDS
+        self._request_seconds = Histogram(
+            "request_seconds", "From the request to its response.", path, **seconds
         )
-        self._batch_size = histogram(
-            "vitrail_batch_pictures", "Images in one batch.", "model", _SIZES
-        )
-        self._batch_seconds = histogram(
-            "vitrail_batch_seconds", "Time of one batch in the model.", "model", _SECONDS
+        self._batch_size = Histogram("batch_pictures", "Images in one batch.", model, **sizes)
+        self._batch_seconds = Histogram(
+            "batch_seconds", "Time of one batch in the model.", model, **seconds
         )
 
     def observe_request(self, path: str, status: int, seconds: float) -> None:
