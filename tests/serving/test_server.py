@@ -173,8 +173,11 @@ def test_a_port_in_use_is_one_line():
         bind("127.0.0.1", 99_999)
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+@pytest.mark.parametrize("missing", ["uvicorn", "prometheus_client"])
+def test_without_the_extra_one_line_says_what_to_install(missing, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, missing, None)
+    for name in ("api", "app", "connections", "metrics", "page"):
+        monkeypatch.delitem(sys.modules, f"vitrail.serving.{name}", raising=False)
     with pytest.raises(SystemExit) as ended:
         main(["serve", "nothing"])
     assert ended.value.code == 2

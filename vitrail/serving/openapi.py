@@ -115,10 +115,9 @@ def _operation(
 
 
 def _error(status: int) -> _Json:
-    schema = {"schema": {"$ref": "#/components/schemas/Error"}}
     response: _Json = {
         "description": _ERRORS[status],
-        "content": {"application/json": schema},
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
     if status == 503:
         response["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}
