@@ -20,7 +20,7 @@ PUBLIC = {
     "load": "vitrail.weights.loading",
     "predict": "vitrail.prediction.predicting",
     "save": "vitrail.weights.loading",
-    "serve": "vitrail.serving.running",
+    "serve": "vitrail.serving.server",
     "sweep": "vitrail.training.sweep",
     "train": "vitrail.training.train",
 }

@@ -558,7 +558,7 @@ def serve(
     Several models are called by the names of their folders, or as NAME=MODEL.
     """
     from vitrail.serving.limits import Limits
-    from vitrail.serving.running import serve
+    from vitrail.serving.server import serve
 
     serve(
         models,

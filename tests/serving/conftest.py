@@ -24,7 +24,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.serving.app import application
 from vitrail.serving.connections import configuration
 from vitrail.serving.limits import Limits
-from vitrail.serving.served import serve_model
+from vitrail.serving.models import serve_model
 
 OWN = ("token", "hosts", "origins")
 """Options of the application itself, rather than limits."""

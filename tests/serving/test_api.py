@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.malformed import decodes, form, uploads
 from tests.pictures import many_scans
@@ -18,7 +19,7 @@ from vitrail.inspection.attention import look, on_grid
 from vitrail.inspection.looking import inspector
 from vitrail.inspection.recording import record
 from vitrail.serving.limits import Limits
-from vitrail.serving.served import open_models, serve_model, split_name
+from vitrail.serving.models import open_models, serve_model, split_name
 
 
 def code(answer) -> tuple[int, str]:
@@ -446,15 +447,30 @@ def test_metrics_count_requests_pictures_and_batches(client):
     client.post("/predict", files=[("file", ("a.png", picture())), ("file", ("b.png", picture()))])
     client.post("/predict", content=b"hello")
     client.get("/no/such/path")
-    lines = client.get("/metrics").text.splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    assert values['vitrail_requests_total{path="/predict",status="200"}'] == "1"
-    assert values['vitrail_requests_total{path="/predict",status="422"}'] == "1"
-    assert values['vitrail_requests_total{path="other",status="404"}'] == "1"
-    assert values['vitrail_batch_pictures_sum{model="a"}'] == "2.000000"
-    assert values['vitrail_request_seconds_bucket{path="/predict",le="+Inf"}'] == "2"
-    assert values['vitrail_pictures_waiting{model="a"}'] == "0"
-    assert all(re.fullmatch(r"# (HELP|TYPE) \w+ .+|\w+(\{.*\})? [\d.e+-]+", x) for x in lines)
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(text_string_to_metric_families(answer.text))
+    assert {family.name: family.type for family in families} == {
+        "vitrail_requests": "counter",
+        "vitrail_pictures_waiting": "gauge",
+        "vitrail_request_seconds": "histogram",
+        "vitrail_batch_pictures": "histogram",
+        "vitrail_batch_seconds": "histogram",
+    }
+    values = {
+        (sample.name, *sample.labels.items()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+    predict, other, model = ("path", "/predict"), ("path", "other"), ("model", "a")
+    assert values["vitrail_requests_total", predict, ("status", "200")] == 1
+    assert values["vitrail_requests_total", predict, ("status", "422")] == 1
+    assert values["vitrail_requests_total", other, ("status", "404")] == 1
+    assert values["vitrail_batch_pictures_sum", model] == 2
+    assert values["vitrail_batch_seconds_count", model] == 1
+    assert values["vitrail_request_seconds_bucket", ("le", "+Inf"), predict] == 2
+    assert values["vitrail_pictures_waiting", model] == 0
+    assert not [name for name, *_ in values if name.endswith("_created")]
 
 
 def test_samples_can_be_asked_about(client):

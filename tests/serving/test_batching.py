@@ -36,8 +36,8 @@ def double(items: list[int]) -> list[int]:
 
 def test_pictures_that_come_together_are_computed_together_and_get_their_own_answers():
     async def scenario(batcher):
-        with batcher.room(20):
-            answers = await asyncio.gather(*(batcher.answer(n) for n in range(20)))
+        with batcher.reserve(20):
+            answers = await asyncio.gather(*(batcher.submit(n) for n in range(20)))
         assert answers == [2 * n for n in range(20)]
 
     assert tried(scenario, double, batch=8, wait=1000.0) == [8, 8, 4]
@@ -45,9 +45,9 @@ def test_pictures_that_come_together_are_computed_together_and_get_their_own_ans
 
 def test_who_is_alone_waits_for_nobody():
     async def scenario(batcher):
-        with batcher.room(1):
+        with batcher.reserve(1):
             started = time.perf_counter()
-            assert await batcher.answer(3) == 6
+            assert await batcher.submit(3) == 6
         assert time.perf_counter() - started < 2
 
     assert tried(scenario, double, wait=10_000.0) == [1]
@@ -55,26 +55,26 @@ def test_who_is_alone_waits_for_nobody():
 
 def test_a_picture_waits_for_one_that_is_on_its_way_but_not_forever():
     async def scenario(batcher):
-        with batcher.room(2):
-            assert await batcher.answer(1) == 2  # the second one never comes
+        with batcher.reserve(2):
+            assert await batcher.submit(1) == 2  # the second one never comes
 
         async def late():
             await asyncio.sleep(0.02)
-            return await batcher.answer(2)
+            return await batcher.submit(2)
 
-        with batcher.room(2):
-            assert await asyncio.gather(batcher.answer(1), late()) == [2, 4]
+        with batcher.reserve(2):
+            assert await asyncio.gather(batcher.submit(1), late()) == [2, 4]
 
     assert tried(scenario, double, wait=300.0) == [1, 2]
 
 
 def test_a_full_queue_is_refused_and_has_room_again_afterwards():
     async def scenario(batcher):
-        with batcher.room(3), pytest.raises(RequestError) as caught, batcher.room(2):
+        with batcher.reserve(3), pytest.raises(RequestError) as caught, batcher.reserve(2):
             pass
         assert (caught.value.status, caught.value.code) == (503, "busy")
         assert caught.value.headers == {"Retry-After": "1"}
-        with batcher.room(4):
+        with batcher.reserve(4):
             assert batcher.reserved == 4
         assert batcher.reserved == 0
 
@@ -93,11 +93,11 @@ def test_whoever_has_gone_is_not_computed():
 
     async def scenario(batcher):
         with ExitStack() as stack:
-            stack.enter_context(batcher.room(3))
-            first = asyncio.create_task(batcher.answer(1))
+            stack.enter_context(batcher.reserve(3))
+            first = asyncio.create_task(batcher.submit(1))
             await asyncio.to_thread(begun.wait, 10)
-            second = asyncio.create_task(batcher.answer(2))
-            third = asyncio.create_task(batcher.answer(3))
+            second = asyncio.create_task(batcher.submit(2))
+            third = asyncio.create_task(batcher.submit(3))
             await asyncio.sleep(0)
             second.cancel()
             await asyncio.sleep(0)
@@ -116,10 +116,10 @@ def test_a_failed_batch_fails_its_own_pictures_alone():
         return items
 
     async def scenario(batcher):
-        with batcher.room(1), pytest.raises(RuntimeError, match="bad luck"):
-            await batcher.answer(13)
-        with batcher.room(1):
-            assert await batcher.answer(12) == 12
+        with batcher.reserve(1), pytest.raises(RuntimeError, match="bad luck"):
+            await batcher.submit(13)
+        with batcher.reserve(1):
+            assert await batcher.submit(12) == 12
 
     assert tried(scenario, picky) == [1, 1]
 
@@ -135,13 +135,13 @@ def test_a_thread_that_ends_is_replaced_and_nobody_waits_for_it(monkeypatch):
     monkeypatch.setattr(batching, "RESTART", 0.3)
 
     async def scenario(batcher):
-        with batcher.room(1):
-            assert await batcher.answer(1) == 2
+        with batcher.reserve(1):
+            assert await batcher.submit(1) == 2
             end(batcher.worker)
             with pytest.raises(RequestError, match="has ended") as caught:
-                await asyncio.wait_for(batcher.answer(2), 20)
+                await asyncio.wait_for(batcher.submit(2), 20)
             assert (caught.value.status, batcher.healthy) == (503, False)
-            assert await asyncio.wait_for(batcher.answer(3), 20) == 6
+            assert await asyncio.wait_for(batcher.submit(3), 20) == 6
             assert batcher.healthy
 
     assert tried(scenario, double) == [1, 1]
@@ -154,10 +154,10 @@ def test_work_that_fails_is_taken_up_again(monkeypatch):
         return items if 13 not in items else []
 
     async def scenario(batcher):
-        with batcher.room(1):
+        with batcher.reserve(1):
             with pytest.raises(RequestError, match="has ended"):
-                await asyncio.wait_for(batcher.answer(13), 20)
-            assert await asyncio.wait_for(batcher.answer(12), 20) == 12
+                await asyncio.wait_for(batcher.submit(13), 20)
+            assert await asyncio.wait_for(batcher.submit(12), 20) == 12
 
     assert tried(scenario, forgetful) == [1]
 
@@ -169,9 +169,9 @@ def test_no_exception_of_a_model_ends_more_than_its_batch(kind):
 
     async def scenario(batcher):
         with (
-            batcher.room(1),
+            batcher.reserve(1),
             pytest.raises(RuntimeError, match=f"the model raised {kind.__name__}"),
         ):
-            await asyncio.wait_for(batcher.answer(1), 20)
+            await asyncio.wait_for(batcher.submit(1), 20)
 
     assert tried(scenario, hopeless) == [1]

@@ -14,10 +14,10 @@ import pytest
 
 from tests.serving.conftest import behind_a_port, picture, ready
 from tests.serving.test_batching import end
-from tests.serving.test_running import ask
+from tests.serving.test_server import ask
 from vitrail.errors import VitrailError
-from vitrail.serving import batching, uploads
-from vitrail.serving.connections import SLICE, Connection, allow_files
+from vitrail.serving import batching, requests
+from vitrail.serving.connections import READ_SIZE, Connection, allow_files
 
 POST = b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -149,7 +149,7 @@ def test_bytes_are_parsed_in_slices(model, monkeypatch):
     monkeypatch.setattr(Connection, "data_received", noted)
     with behind_a_port(model) as address:
         assert ask(address, "POST", "/predict", bytes(1 << 20))[0] == 422
-    assert max(sizes) <= SLICE
+    assert max(sizes) <= READ_SIZE
 
 
 def test_a_form_is_parsed_while_others_are_answered(model, monkeypatch):
@@ -160,7 +160,7 @@ def test_a_form_is_parsed_while_others_are_answered(model, monkeypatch):
         assert go.wait(20)
         return []
 
-    monkeypatch.setattr(uploads, "form_files", held)
+    monkeypatch.setattr(requests, "_form_files", held)
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     with behind_a_port(model) as address:
         answers = []

@@ -1,4 +1,4 @@
-"""The questions that a server answers, one function each."""
+"""The endpoints of the JSON API: one method each, with the query parameters as arguments."""
 
 import asyncio
 import json
@@ -7,218 +7,172 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from vitrail.errors import did_you_mean
-from vitrail.serving import parameters
 from vitrail.serving.batching import RESTARTING, Batcher
 from vitrail.serving.limits import Limits, RequestError, busy
-from vitrail.serving.maps import Wanted, drawn
+from vitrail.serving.maps import MapQuery
 from vitrail.serving.metrics import Metrics
-from vitrail.serving.pictures import Prepared, prepare
-from vitrail.serving.served import Answer, Question, Served
-from vitrail.serving.uploads import Bodies, Upload, split
+from vitrail.serving.models import Prediction, PredictionRequest, ServedModel
+from vitrail.serving.requests import BodyReader, PreparedImage, Upload, prepare, split_body
 
 
 @dataclass(frozen=True)
-class Answered:
-    """Pictures of one request with their answers and times."""
+class BatchResult:
+    """The images of one request with their predictions."""
 
-    uploads: Sequence[Upload]
-    prepared: Sequence[Prepared]
-    answers: Sequence[Answer]
-    decoding: float
-    """Seconds."""
-    thinking: float
-    """Seconds, those in the queue included."""
+    model: ServedModel
+    images: Sequence[PreparedImage]
+    predictions: Sequence[Prediction]
+    seconds: dict[str, float]
+    """For decoding, and for the model with the time in its queue."""
 
-    def report(self, model: str, **more: Any) -> dict[str, Any]:
-        """What every answer begins with."""
-        times = {"decode": 1000 * self.decoding, "model": 1000 * self.thinking}
-        return {
-            "model": model,
-            "milliseconds": {name: round(value, 2) for name, value in times.items()},
-            **more,
-        }
+    def report(self, **more: Any) -> dict[str, Any]:
+        """The JSON of a response: model, times, and what differs between endpoints."""
+        times = {name: round(1000 * seconds, 2) for name, seconds in self.seconds.items()}
+        return {"model": self.model.name, "milliseconds": times, **more}
 
 
-@dataclass
 class Service:
-    """Models, their queues, and all that requests share."""
+    """The models, their queues, and what requests share."""
 
-    models: dict[str, Served]
-    limits: Limits
-    metrics: Metrics = field(default_factory=Metrics)
-    batchers: dict[str, Batcher] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.bodies = Bodies(self.limits)
-        # Each may hold the largest picture that is accepted: not more of them than can run at once.
-        self.decoders = ThreadPoolExecutor(max(2, os.cpu_count() or 1))
-        for name, one in self.models.items():
-            done = partial(self.metrics.batch, name)
-            self.batchers[name] = Batcher(one.answer, self.limits, done)
+    def __init__(self, models: Sequence[ServedModel], limits: Limits) -> None:
+        self.models = {model.name: model for model in models}
+        self.metrics = Metrics()
+        self._limits = limits
+        self._bodies = BodyReader(limits)
+        # Each thread may hold the largest image that is accepted: no more than can run at once.
+        self._threads = ThreadPoolExecutor(max(2, os.cpu_count() or 1))
+        self._batchers = {
+            name: Batcher(model.predict, limits, partial(self.metrics.observe_batch, name))
+            for name, model in self.models.items()
+        }
+        for name, batcher in self._batchers.items():
+            self.metrics.watch_queue(name, partial(getattr, batcher, "reserved"))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Queues are emptied as long as the block lasts; requests must have ended before it."""
-        tasks = [asyncio.create_task(batcher.run()) for batcher in self.batchers.values()]
+        """Batches are computed inside the block; all requests must have ended before it does."""
+        tasks = [asyncio.create_task(batcher.run()) for batcher in self._batchers.values()]
         yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for batcher in self.batchers.values():
+        for batcher in self._batchers.values():
             batcher.close()
-        self.decoders.shutdown()
+        self._threads.shutdown()
 
-    def model(self, request: Request) -> Served:
-        """The model that a request names, or the first."""
-        name = request.query_params.get("model", next(iter(self.models)))
+    async def predict(self, request: Request, model: str | None = None, top: int = 5) -> Response:
+        served = self._model(model)
+        if served.model.head is None:
+            raise RequestError(404, "no_classes", f"{served.name} has no classes; use /embed")
+        result = await self._process(request, served)
+        rows = [
+            {"name": image.name, "top": served.top(one, top)}
+            for image, one in zip(result.images, result.predictions, strict=True)
+        ]
+        return JSONResponse(result.report(results=rows))
+
+    async def embed(self, request: Request, model: str | None = None) -> Response:
+        result = await self._process(request, self._model(model))
+        rows = [
+            {"name": image.name, "embedding": [float(f"{x:.7g}") for x in one.features]}
+            for image, one in zip(result.images, result.predictions, strict=True)
+            if one.features is not None
+        ]
+        return JSONResponse(result.report(results=rows))
+
+    async def attention(self, request: Request, model: str | None = None, **query: Any) -> Response:
+        served = self._model(model)
+        result = await self._process(request, served, MapQuery(**query))
+
+        def write() -> bytes:
+            image, (height, width) = result.images[0], served.attention.visible
+            left, top, right, bottom = image.crop
+            right = left + (right - left) * width / served.preprocess.size[1]
+            bottom = top + (bottom - top) * height / served.preprocess.size[0]
+            crop = [left, top, right, bottom]
+            maps = [one.to_dict() for one in result.predictions[0].maps]
+            return json.dumps(result.report(name=image.name, crop=crop, maps=maps)).encode()
+
+        return Response(await self._in_thread(write), media_type="application/json")
+
+    async def attention_png(
+        self, request: Request, model: str | None = None, head: Any = "mean", **query: Any
+    ) -> Response:
+        served = self._model(model)
+        result = await self._process(request, served, MapQuery(head=head, **query))
+        draw, pixels = result.predictions[0].maps[0].overlay_png, result.images[0].pixels
+        png = await self._in_thread(draw, pixels, served.preprocess, served.attention)
+        return Response(png, media_type="image/png")
+
+    async def describe_model(self, _request: Request, model: str | None = None) -> Response:
+        return JSONResponse(self._model(model).describe())
+
+    async def list_models(self, _request: Request) -> Response:
+        models = [model.describe(labels=False) for model in self.models.values()]
+        return JSONResponse({"models": models})
+
+    async def health(self, _request: Request) -> Response:
+        if not all(batcher.healthy for batcher in self._batchers.values()):
+            raise busy(RESTARTING)
+        waiting = {name: batcher.reserved for name, batcher in self._batchers.items()}
+        return JSONResponse({"status": "ok", "waiting": waiting})
+
+    async def prometheus(self, _request: Request) -> Response:
+        media_type = "text/plain; version=0.0.4; charset=utf-8"
+        return Response(self.metrics.text(), media_type=media_type)
+
+    def _model(self, name: str | None) -> ServedModel:
+        if name is None:
+            return next(iter(self.models.values()))
         if name not in self.models:
             hint = did_you_mean(name, self.models) or f"; there is {', '.join(self.models)}"
             raise RequestError(404, "unknown_model", f"no model '{name[:80]}'{hint}")
         return self.models[name]
 
-    async def ask(
-        self, request: Request, one: Served, wanted: Wanted | None = None, most: int = 0
-    ) -> Answered:
-        """All pictures of a request, decoded beside the model and answered by it."""
-        batcher = self.batchers[one.name]
-        kind = request.headers.get("content-type", "")
-        async with self.bodies.body(request) as body:
+    async def _process(
+        self, request: Request, model: ServedModel, query: MapQuery | None = None
+    ) -> BatchResult:
+        """Reads, decodes and predicts all images of a request; for maps, only one is accepted."""
+        if query is not None:
+            query.check(model.attention)
+        content_type = request.headers.get("content-type", "")
+        batcher, limits = self._batchers[model.name], self._limits
+        async with self._bodies.body(request) as body:
             try:
-                async with asyncio.timeout(self.limits.seconds):
-                    uploads = await self.aside(split, kind, body, self.limits)
-                    if most and len(uploads) > most:
-                        told = f"the request has {len(uploads)} pictures; expected {most}"
-                        raise RequestError(400, "too_many_images", told)
-                    with batcher.room(len(uploads)):
-                        return await self.answers(batcher, one, uploads, wanted)
+                async with asyncio.timeout(limits.seconds):
+                    uploads = await self._in_thread(split_body, content_type, body, limits)
+                    if query is not None and len(uploads) > 1:
+                        message = f"the request has {len(uploads)} images; expected 1"
+                        raise RequestError(400, "too_many_images", message)
+                    with batcher.reserve(len(uploads)):
+                        return await self._predict_uploads(model, uploads, query)
             except TimeoutError:
-                told = f"no answer within {self.limits.seconds:g} s"
-                raise RequestError(504, "timeout", told) from None
+                message = f"no response within {limits.seconds:g} s"
+                raise RequestError(504, "timeout", message) from None
 
-    async def answers(
-        self, batcher: Batcher, one: Served, uploads: Sequence[Upload], wanted: Wanted | None
-    ) -> Answered:
-        """Decoding, then the model; how long each took."""
+    async def _predict_uploads(
+        self, model: ServedModel, uploads: Sequence[Upload], query: MapQuery | None
+    ) -> BatchResult:
+        batcher, pixels = self._batchers[model.name], self._limits.pixels
         start = time.perf_counter()
-        prepared = await asyncio.gather(
-            *(self.aside(prepare, up, one.preprocess, self.limits.pixels) for up in uploads)
+        images = await asyncio.gather(
+            *(self._in_thread(prepare, upload, model.preprocess, pixels) for upload in uploads)
         )
-        between = time.perf_counter()
-        answers = await asyncio.gather(
-            *(batcher.answer(Question(image.pixels, wanted)) for image in prepared)
+        decoded = time.perf_counter()
+        predictions = await asyncio.gather(
+            *(batcher.submit(PredictionRequest(image.pixels, query)) for image in images)
         )
-        end = time.perf_counter()
-        return Answered(uploads, prepared, answers, between - start, end - between)
+        seconds = {"decode": decoded - start, "model": time.perf_counter() - decoded}
+        return BatchResult(model, images, predictions, seconds)
 
-    def aside(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Work that would hold up other requests, in a thread."""
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self.decoders, function, *arguments)
-
-    async def predict(self, request: Request) -> Response:
-        """The most likely classes of each picture."""
-        parameters.refuse_unknown(request, ("model", "top"))
-        top = parameters.number(request, "top", 5, least=1)
-        one = self.model(request)
-        if one.model.head is None:
-            raise RequestError(404, "no_classes", f"{one.name} has no classes; use /embed")
-        asked = await self.ask(request, one)
-        results = [
-            {"name": upload.name, "top": one.top(answer, top)}
-            for upload, answer in zip(asked.uploads, asked.answers, strict=True)
-        ]
-        return JSONResponse(asked.report(one.name, results=results))
-
-    async def embed(self, request: Request) -> Response:
-        """The vector of each picture that the head reads."""
-        parameters.refuse_unknown(request, ("model",))
-        one = self.model(request)
-        asked = await self.ask(request, one)
-        results = [
-            {"name": upload.name, "embedding": [float(f"{x:.7g}") for x in answer.features]}
-            for upload, answer in zip(asked.uploads, asked.answers, strict=True)
-            if answer.features is not None
-        ]
-        return JSONResponse(asked.report(one.name, results=results))
-
-    async def attention(self, request: Request) -> Response:
-        """Maps of one picture, as numbers."""
-        parameters.refuse_unknown(request, ("model", "layer", "head", "patch"))
-        wanted = Wanted(
-            parameters.number(request, "layer", "rollout", words=("rollout", "all")),
-            parameters.number(request, "head", None, words=("mean",)),
-            parameters.number(request, "patch", None, words=("all",)),
-        )
-        one = self.model(request)
-        wanted.check(one.shape)
-        asked = await self.ask(request, one, wanted, most=1)
-
-        def write() -> bytes:
-            told = {"name": asked.uploads[0].name, "crop": seen(one, asked.prepared[0])}
-            maps = [each.to_dict() for each in asked.answers[0].maps]
-            return json.dumps(asked.report(one.name, **told, maps=maps)).encode()
-
-        return Response(await self.aside(write), media_type="application/json")
-
-    async def attention_picture(self, request: Request) -> Response:
-        """One map of one picture, laid over it."""
-        parameters.refuse_unknown(request, ("model", "layer", "head", "patch"))
-        wanted = Wanted(
-            parameters.number(request, "layer", "rollout", words=("rollout",)),
-            parameters.number(request, "head", "mean", words=("mean",)),
-            parameters.number(request, "patch", None),
-        )
-        one = self.model(request)
-        wanted.check(one.shape)
-        asked = await self.ask(request, one, wanted, most=1)
-        image, maps = asked.prepared[0], asked.answers[0].maps
-        png = await self.aside(drawn, maps[0], image.pixels, one.preprocess, one.shape)
-        return Response(png, media_type="image/png")
-
-    async def describe(self, request: Request) -> Response:
-        """One model with the names of its classes."""
-        parameters.refuse_unknown(request, ("model",))
-        return JSONResponse(self.model(request).describe())
-
-    async def listing(self, request: Request) -> Response:
-        """All models."""
-        parameters.refuse_unknown(request, ())
-        found = [one.describe(labels=False) for one in self.models.values()]
-        return JSONResponse({"models": found})
-
-    async def health(self, request: Request) -> Response:
-        """That the server is there and computes, and how much it has to do."""
-        parameters.refuse_unknown(request, ())
-        if not all(batcher.healthy for batcher in self.batchers.values()):
-            raise busy(RESTARTING)
-        return JSONResponse({"status": "ok", "waiting": self.waiting()})
-
-    async def figures(self, request: Request) -> Response:
-        """Counters for Prometheus."""
-        parameters.refuse_unknown(request, ())
-        text = self.metrics.text(self.waiting())
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    def waiting(self) -> dict[str, int]:
-        """Pictures of each model that have no answer yet."""
-        return {name: batcher.reserved for name, batcher in self.batchers.items()}
-
-
-def seen(one: Served, image: Prepared) -> list[float]:
-    """The part of a picture that lies in patches: pixels beyond the last whole one are not seen."""
-    left, top, right, bottom = image.crop
-    rows, columns = (side * one.shape.pixels for side in one.shape.grids[0])
-    return [
-        left,
-        top,
-        left + (right - left) * columns / one.preprocess.size[1],
-        top + (bottom - top) * rows / one.preprocess.size[0],
-    ]
+    def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """For work that would hold up other requests in the event loop."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

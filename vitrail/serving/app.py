@@ -1,13 +1,15 @@
-"""The web application: routes, who may use them, and what errors look like."""
+"""The web application: routes, access, and error responses."""
 
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -18,52 +20,64 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.data.preprocessing import quiet
 from vitrail.errors import one_line
-from vitrail.serving import page, samples
+from vitrail.serving import page
 from vitrail.serving.api import Service
 from vitrail.serving.limits import Limits, RequestError
 from vitrail.serving.metrics import Metrics
-from vitrail.serving.openapi import description
-from vitrail.serving.parameters import refuse_unknown
-from vitrail.serving.served import Served
+from vitrail.serving.models import ServedModel
+from vitrail.serving.openapi import OPEN_PATHS, describe_api
+from vitrail.serving.requests import parse_parameters
 
-OPEN = ("/", "/health", "/openapi.json")
-"""What needs no token: nothing of it tells about a model or a picture."""
-HOST = re.compile(rb"(?:\[([0-9a-f:.]+)\]|([0-9a-z._-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+_HOST = re.compile(
+    r"(?:\[([0-9a-f:.]+)\]|([0-9a-z._-]+))(?::[0-9]{1,5})?", re.IGNORECASE | re.ASCII
+)
 """A Host header: an IPv6 address in brackets, or another address or name; perhaps a port."""
 
 
 def application(
-    models: Sequence[Served],
+    models: Sequence[ServedModel],
     limits: Limits | None = None,
     *,
     token: str = "",
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
 ) -> Starlette:
-    """All routes for some models, to be run by any ASGI server.
+    """An ASGI application that serves some models.
 
     With a token, requests must carry it. With `hosts`, they must be addressed to one of these
-    names: a foreign site whose name leads here is refused. Only pages of this server, and of
-    `origins` (as "https://example.org"), may use the models.
+    names, so that another site's name that resolves to this server is refused. Only pages of this
+    server and of `origins` (such as "https://example.org") may use the models.
     """
     limits = limits or Limits()
-    service = Service({one.name: one for one in models}, limits)
-    described = description(limits, tuple(service.models), secured=bool(token))
+    service = Service(models, limits)
+    description = describe_api(limits, tuple(service.models), secured=bool(token))
 
-    async def openapi(request: Request) -> Response:
-        refuse_unknown(request, ())
-        return JSONResponse(described)
+    async def openapi(_request: Request) -> Response:
+        return JSONResponse(description)
+
+    endpoints = {
+        "/predict": service.predict,
+        "/attention": service.attention,
+        "/attention.png": service.attention_png,
+        "/embed": service.embed,
+        "/model": service.describe_model,
+        "/models": service.list_models,
+        "/health": service.health,
+        "/metrics": service.prometheus,
+        "/samples": page.list_samples,
+        "/samples/{name}": page.sample,
+        "/": page.page,
+        "/openapi.json": openapi,
+    }
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        # Decoding sets Pillow's warnings aside for all threads at once, hence here as well.
+        # Decoding silences Pillow's warnings for all threads at once, hence here as well.
         with quiet():
             async with service.running():
                 yield
 
-    gate = Middleware(
-        Gate, service.metrics, token=token, hosts=tuple(hosts), origins=tuple(origins)
-    )
+    gate = Middleware(_Gate, service.metrics, token, tuple(hosts), tuple(origins))
     # First, since a browser asks without the token whether it may send one.
     cors = Middleware(
         CORSMiddleware,
@@ -72,50 +86,43 @@ def application(
         allow_headers=["Authorization", "Content-Type"],
     )
     return Starlette(
-        routes=[*routes(service), Route("/openapi.json", openapi)],
+        routes=[
+            _route(path, endpoint, description["paths"][path])
+            for path, endpoint in endpoints.items()
+        ],
         middleware=[cors, gate] if origins else [gate],
         exception_handlers={
-            RequestError: refused,
-            HTTPException: unknown,
-            ClientDisconnect: gone,
-            Exception: failed,
+            RequestError: _request_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _disconnected,
+            Exception: _failed,
         },
         lifespan=lifespan,
     )
 
 
-def routes(service: Service) -> list[Route]:
-    """Every path but the description of them."""
-    return [
-        Route("/predict", service.predict, methods=["POST"]),
-        Route("/attention", service.attention, methods=["POST"]),
-        Route("/attention.png", service.attention_picture, methods=["POST"]),
-        Route("/embed", service.embed, methods=["POST"]),
-        Route("/model", service.describe),
-        Route("/models", service.listing),
-        Route("/health", service.health),
-        Route("/metrics", service.figures),
-        Route("/samples", samples.listing),
-        Route("/samples/{name}", samples.picture),
-        Route("/", page.show),
-    ]
+def _route(
+    path: str, endpoint: Callable[..., Awaitable[Response]], description: dict[str, Any]
+) -> Route:
+    """An endpoint with the method and the query parameters of its OpenAPI description."""
+    ((method, operation),) = description.items()
+    parameters = operation.get("parameters", ())
+
+    async def call(request: Request) -> Response:
+        return await endpoint(request, **parse_parameters(request, parameters))
+
+    return Route(path, call, methods=[method.upper()])
 
 
-class Gate:
-    """Lets in who may come in, and counts everybody."""
+@dataclass
+class _Gate:
+    """Refuses requests that may not use the server, and counts all of them."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        *,
-        token: str = "",
-        hosts: Sequence[str] = (),
-        origins: Sequence[str] = (),
-    ) -> None:
-        self.app, self.metrics = app, metrics
-        self.token, self.hosts = token.encode(), hosts
-        self.origins = [origin.encode() for origin in origins]
+    app: ASGIApp
+    metrics: Metrics
+    token: str
+    hosts: Sequence[str]
+    origins: Sequence[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -123,108 +130,95 @@ class Gate:
             return
         start, status = time.perf_counter(), 500
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            objection = self.objection(scope)
-            if objection is None:
-                await self.app(scope, receive, counted)
-            else:
-                await answer(objection)(scope, receive, counted)
+            error = self._objection(scope)
+            app = self.app if error is None else error_response(error)
+            await app(scope, receive, send_counted)
         finally:
-            # Paths that do not exist are counted as one: there are too many of them.
+            # Unknown paths are counted as one: there is no end of them.
             route = scope.get("route")
             path = route.path if isinstance(route, Route) else "other"
-            self.metrics.request(path, status, time.perf_counter() - start)
+            self.metrics.observe_request(path, status, time.perf_counter() - start)
 
-    def objection(self, scope: Scope) -> RequestError | None:
-        """Why a request may not come in; None if it may.
+    def _objection(self, scope: Scope) -> RequestError | None:
+        """Why a request is refused; None if it is not.
 
-        Only what was sent decides: the framework's URL is built from Host and path, and has another
-        name where it cannot parse Host.
+        Decided by the headers and path as they were sent: Starlette builds its URL from both, and
+        falls back to another name where it cannot parse Host.
         """
-        name = host_name(scope)
-        if name is None:
+        headers = Headers(scope=scope)
+        host = _HOST.fullmatch(_only(headers, "host"))
+        if host is None:
             return RequestError(403, "wrong_host", "expected one Host header, as localhost:8000")
-        if self.hosts and name not in self.hosts:
+        if self.hosts and (host[1] or host[2]).lower() not in self.hosts:
             message = f"this server answers to {', '.join(self.hosts)} alone"
             return RequestError(403, "wrong_host", message)
-        if self.is_foreign(scope):
+        if scope["method"] not in ("GET", "HEAD") and self._is_foreign(headers):
             message = "a page of another site sent this; allow it with --origin https://SITE"
             return RequestError(403, "foreign_origin", message)
-        if not self.token or scope["path"] in OPEN:
+        if not self.token or scope["path"] in OPEN_PATHS:
             return None
-        kind, _, given = (only(values(scope, b"authorization")) or b"").partition(b" ")
-        if kind.lower() == b"bearer" and secrets.compare_digest(given.strip(), self.token):
+        kind, _, given = _only(headers, "authorization").partition(" ")
+        # Bytes, since strings are compared in constant time only if they are ASCII.
+        sent, token = given.encode("latin-1").strip(), self.token.encode()
+        if kind.lower() == "bearer" and secrets.compare_digest(sent, token):
             return None
         message = "this server needs its token, as `Authorization: Bearer TOKEN`"
         return RequestError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
 
-    def is_foreign(self, scope: Scope) -> bool:
-        """Whether a page of another site would make the server compute; other clients never do.
+    def _is_foreign(self, headers: Headers) -> bool:
+        """Whether a page of another site sent a request; GET is allowed, as it computes nothing.
 
-        GET computes nothing, and browsers show its answer to nobody else. The rest follows Go's
-        `CrossOriginProtection`: Sec-Fetch-Site where there is one, since a proxy may change Host.
+        Follows Go's `CrossOriginProtection`: Sec-Fetch-Site where present, since a proxy may
+        change Host.
         """
-        origin = values(scope, b"origin")
-        if scope["method"] in ("GET", "HEAD") or only(origin) in self.origins:
+        origin = _only(headers, "origin")
+        if origin in self.origins:
             return False
-        if site := values(scope, b"sec-fetch-site"):
-            return only(site) not in (b"same-origin", b"none")
-        host = b"".join(values(scope, b"host"))
-        return bool(origin) and (only(origin) or b"").lower().partition(b"://")[2] != host.lower()
+        if "sec-fetch-site" in headers:
+            return _only(headers, "sec-fetch-site") not in ("same-origin", "none")
+        host = headers["host"].lower()
+        return "origin" in headers and origin.lower().partition("://")[2] != host
 
 
-def values(scope: Scope, name: bytes) -> list[bytes]:
-    """Every value of a header, as it was sent."""
-    return [value for key, value in scope["headers"] if key == name]
+def _only(headers: Headers, name: str) -> str:
+    """The value of a header; empty if it is absent or repeated."""
+    values = headers.getlist(name)
+    return values[0] if len(values) == 1 else ""
 
 
-def only(given: list[bytes]) -> bytes | None:
-    """The value of a header that was sent exactly once."""
-    return given[0] if len(given) == 1 else None
+def error_response(error: RequestError) -> Response:
+    """The JSON that every error is sent as."""
+    content = {"error": {"code": error.code, "message": error.message}}
+    return JSONResponse(content, status_code=error.status, headers=error.headers)
 
 
-def host_name(scope: Scope) -> str | None:
-    """The host that a request is addressed to; None if Host is absent, malformed or repeated."""
-    match = HOST.fullmatch(only(values(scope, b"host")) or b"")
-    return (match[1] or match[2]).decode().lower() if match else None
-
-
-def answer(error: RequestError) -> Response:
-    """An error as every client gets it."""
-    told: dict[str, Any] = {"error": {"code": error.code, "message": error.message}}
-    return JSONResponse(told, status_code=error.status, headers=error.headers)
-
-
-async def refused(_request: Request, error: Exception) -> Response:
-    """A request that asks for what cannot be."""
+async def _request_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
-    return answer(error)
+    return error_response(error)
 
 
-async def unknown(request: Request, error: Exception) -> Response:
-    """A path or method that does not exist."""
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own errors: unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    codes = {404: "not_found", 405: "wrong_method"}
     path = one_line(request.scope["path"])[:80]
-    told = {
-        404: f"there is no {path}; /openapi.json lists what there is",
-        405: f"{path} takes {(error.headers or {}).get('Allow', 'no such')}",
-    }
-    code = codes.get(error.status_code, "bad_request")
-    message = told.get(error.status_code, error.detail)
-    return answer(RequestError(error.status_code, code, message, error.headers))
+    code, message = {
+        404: ("not_found", f"there is no {path}; /openapi.json lists what there is"),
+        405: ("wrong_method", f"{path} takes {(error.headers or {}).get('Allow', 'no such')}"),
+    }.get(error.status_code, ("bad_request", error.detail))
+    return error_response(RequestError(error.status_code, code, message, error.headers))
 
 
-async def gone(_request: Request, _error: Exception) -> Response:
-    """A client that closed its connection half-way; nobody reads this."""
-    return answer(RequestError(400, "gone", "the connection was closed"))
+async def _disconnected(_request: Request, _error: Exception) -> Response:
+    # Nobody reads this.
+    return error_response(RequestError(400, "gone", "the connection was closed"))
 
 
-async def failed(_request: Request, _error: Exception) -> Response:
-    """A fault of ours: the log has the details, the client has no use for them."""
-    return answer(RequestError(500, "internal", "the server failed; its log says why"))
+async def _failed(_request: Request, _error: Exception) -> Response:
+    # The log has the details, and the client has no use for them.
+    return error_response(RequestError(500, "internal", "the server failed; its log says why"))

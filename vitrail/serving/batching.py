@@ -1,6 +1,6 @@
-"""Many requests, one model: pictures are gathered into batches, and one thread computes them.
+"""Collects the images of many requests into batches, which one worker thread per model computes.
 
-All bookkeeping happens in the event loop, so none of it needs a lock; the thread only computes.
+All bookkeeping happens in the event loop and needs no lock; the thread only computes.
 """
 
 import asyncio
@@ -15,148 +15,132 @@ from typing import Any
 from vitrail.serving.limits import Limits, busy
 
 CHECK = 1.0
-"""Seconds after which a thread that has ended is noticed."""
+"""Seconds between checks that the worker thread is alive."""
 RESTART = 1.0
-"""Seconds from then until another one starts; /health says so meanwhile."""
+"""Seconds until a dead thread is replaced; /health reports it meanwhile."""
 RESTARTING = "the thread of a model has ended, and another one is being started"
 
 
 @dataclass(frozen=True)
-class Job:
-    """One picture that waits for its answer."""
-
+class _Job:
     item: Any
-    answer: asyncio.Future[Any]
+    result: asyncio.Future[Any]
     since: float
 
 
 class Batcher:
-    """The queue in front of one model."""
+    """The queue and worker thread of one model; `on_batch` gets each batch's size and seconds."""
 
     def __init__(
         self,
         compute: Callable[[list[Any]], Sequence[Any]],
         limits: Limits,
-        done: Callable[[int, float], None],
+        on_batch: Callable[[int, float], None],
     ) -> None:
-        self.compute, self.limits = compute, limits
-        self.done = done
-        """Told the size of each batch and its seconds."""
+        self._compute, self._limits, self._on_batch = compute, limits, on_batch
         self.reserved = 0
-        self.jobs: asyncio.Queue[Job] = asyncio.Queue()
-        self.batch: list[Job] = []
-        """Those that have left the queue."""
-        self.work: asyncio.Task[None] | None = None
-        self.open()
+        self._queue: asyncio.Queue[_Job] = asyncio.Queue()
+        self._batch: list[_Job] = []
+        """Jobs that have left the queue."""
+        self._task: asyncio.Task[None] | None = None
+        self._start_executor()
 
-    def open(self) -> None:
-        """A thread, which starts with the first batch."""
+    def _start_executor(self) -> None:
+        # The executor does not tell whether its thread is alive, so the thread is remembered.
+        def remember() -> None:
+            self.worker = threading.current_thread()
+
         self.worker: threading.Thread | None = None
-        self.thread = ThreadPoolExecutor(1, "model", self.started)
-
-    def started(self) -> None:
-        """Keeps the thread: the executor does not tell whether it is alive."""
-        self.worker = threading.current_thread()
+        self._executor = ThreadPoolExecutor(1, "model", remember)
 
     @property
     def healthy(self) -> bool:
-        """Whether batches are computed."""
-        thread = self.worker is None or self.worker.is_alive()
-        return thread and not (self.work and self.work.done())
+        """Whether batches are being computed."""
+        alive = self.worker is None or self.worker.is_alive()
+        return alive and not (self._task and self._task.done())
 
     @contextmanager
-    def room(self, count: int) -> Iterator[None]:
-        """Places for so many pictures, from before they are read until they are answered."""
-        if self.reserved + count > self.limits.queue:
-            raise busy(f"{self.reserved} pictures are waiting already")
+    def reserve(self, count: int) -> Iterator[None]:
+        """Holds places for `count` images, from before they are read until they have results."""
+        if self.reserved + count > self._limits.queue:
+            raise busy(f"{self.reserved} images are waiting already")
         self.reserved += count
         try:
             yield
         finally:
             self.reserved -= count
 
-    async def answer(self, item: Any) -> Any:
-        """What the model makes of one picture."""
+    async def submit(self, item: Any) -> Any:
+        """The model's result for one item."""
         loop = asyncio.get_running_loop()
-        job = Job(item, loop.create_future(), loop.time())
-        self.jobs.put_nowait(job)
-        return await job.answer
+        job = _Job(item, loop.create_future(), loop.time())
+        self._queue.put_nowait(job)
+        return await job.result
 
     async def run(self) -> None:
-        """Computes until cancelled; where the thread ends or the work fails, both start again."""
+        """Computes batches until cancelled; starts again if the thread dies or the task fails."""
         while True:
-            self.work = asyncio.create_task(self.batches())
+            self._task = asyncio.create_task(self._process())
             try:
                 while self.healthy:
-                    await asyncio.wait({self.work}, timeout=CHECK)
+                    await asyncio.wait({self._task}, timeout=CHECK)
             finally:
-                self.work.cancel()
-                failed = (await asyncio.gather(self.work, return_exceptions=True))[0]
+                self._task.cancel()
+                failed = (await asyncio.gather(self._task, return_exceptions=True))[0]
             cause = failed if isinstance(failed, Exception) else None
             logging.getLogger("uvicorn.error").error(RESTARTING, exc_info=cause)
-            self.give_up()
+            self._executor.shutdown(wait=False)
+            for job in self._batch:
+                if not job.result.done():
+                    job.result.set_exception(busy(RESTARTING))
             await asyncio.sleep(RESTART)
-            self.open()
+            self._start_executor()
 
-    def give_up(self) -> None:
-        """Ends what is left of the thread, and tells those whose batch is lost."""
-        self.thread.shutdown(wait=False)
-        for job in self.batch:
-            if not job.answer.done():
-                job.answer.set_exception(busy(RESTARTING))
-
-    async def batches(self) -> None:
-        """One batch after the other."""
+    async def _process(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self.gather()
-            # Whoever asked may have run out of time and gone.
-            batch = [job for job in self.batch if not job.answer.done()]
+            await self._collect()
+            # Requests that timed out meanwhile are not computed.
+            batch = [job for job in self._batch if not job.result.done()]
             if not batch:
                 continue
             start = loop.time()
-            work = loop.run_in_executor(self.thread, self.computed, [job.item for job in batch])
+            items = [job.item for job in batch]
+            work = loop.run_in_executor(self._executor, self._compute_in_thread, items)
             await asyncio.wait({work})
-            deliver(batch, work)
-            self.done(len(batch), loop.time() - start)
+            error = work.exception()
+            for job, result in zip(batch, items if error else work.result(), strict=True):
+                if job.result.done():
+                    continue
+                if error:
+                    job.result.set_exception(error)
+                else:
+                    job.result.set_result(result)
+            self._on_batch(len(batch), loop.time() - start)
 
-    async def gather(self) -> None:
-        """A batch of at least one job, and those that come before the first one's time is up."""
-        self.batch = batch = []
-        batch.append(await self.jobs.get())
-        deadline = batch[0].since + self.limits.wait / 1000
-        # Who is alone waits for nobody: all pictures that could still come have a place reserved.
-        while len(batch) < min(self.limits.batch, max(self.reserved, 1)):
-            if not self.jobs.empty():
-                batch.append(self.jobs.get_nowait())
+    async def _collect(self) -> None:
+        """Waits for a job, then for others until the batch is full or the wait is over."""
+        self._batch = batch = []
+        batch.append(await self._queue.get())
+        deadline = batch[0].since + self._limits.wait / 1000
+        # A single image does not wait: every image that could still come has a place reserved.
+        while len(batch) < min(self._limits.batch, max(self.reserved, 1)):
+            if not self._queue.empty():
+                batch.append(self._queue.get_nowait())
                 continue
             try:
                 async with asyncio.timeout_at(deadline):
-                    batch.append(await self.jobs.get())
+                    batch.append(await self._queue.get())
             except TimeoutError:
                 break
 
-    def computed(self, items: list[Any]) -> Sequence[Any]:
-        """The answers, from the thread."""
+    def _compute_in_thread(self, items: list[Any]) -> Sequence[Any]:
         try:
-            return self.compute(items)
+            return self._compute(items)
         except (StopIteration, SystemExit, KeyboardInterrupt) as error:
-            # No future accepts the first, and the event loop would end with the others.
+            # A future does not accept the first, and the others would end the event loop.
             raise RuntimeError(f"the model raised {type(error).__name__}") from error
 
     def close(self) -> None:
-        """Ends the thread."""
-        self.thread.shutdown()
-
-
-def deliver(batch: Sequence[Job], work: asyncio.Future[Sequence[Any]]) -> None:
-    """To each job its answer, or to all of them what went wrong."""
-    error = work.exception()
-    answers = [None] * len(batch) if error else work.result()
-    for job, answer in zip(batch, answers, strict=True):
-        if job.answer.done():
-            continue
-        if error:
-            job.answer.set_exception(error)
-        else:
-            job.answer.set_result(answer)
+        """Ends the worker thread."""
+        self._executor.shutdown()

@@ -1,37 +1,37 @@
-"""What a server takes on, and how it says no."""
+"""What a server accepts, and the errors it answers with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from vitrail.errors import VitrailError
 
-FIELDS = 32
-"""Parts of a form that are no pictures; none of them is used."""
+EXTRA_FIELDS = 32
+"""Parts of a form that may be something other than images; they are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much is accepted: at once, of one request, and in which time."""
+    """The options of `vitrail serve` that limit how much is accepted, and for how long."""
 
     batch: int = 32
-    """Pictures that go through a model together."""
+    """Images that go through a model together."""
     wait: float = 5.0
-    """Milliseconds that a picture waits for others, where others are on their way."""
+    """Milliseconds that an image waits for others, if others are on their way."""
     queue: int = 256
-    """Pictures of one model that are read, waiting or computed; more are answered with 503."""
+    """Images per model that are being read, waiting or computed; more are answered with 503."""
     images: int = 32
-    """Pictures in one request."""
+    """Images in one request."""
     megabytes: float = 16.0
     """Size of one request's body (MiB)."""
     megapixels: float = 50.0
-    """Width times height of one picture, in millions."""
+    """Width times height of one image, in millions."""
     seconds: float = 30.0
-    """For an upload to arrive, and then for its answer."""
+    """For an upload to arrive, and again for its response."""
     connections: int = 512
-    """Open at once: more than `queue`, so that some are left for those that only ask how it is."""
+    """Open at once; more than `queue`, so that /health is reachable when the queue is full."""
     idle: float = 10.0
-    """Seconds for the headers of a request to arrive, from the connection or the last answer on;
-    the rest of a body that was refused is read no longer either."""
+    """Seconds for the headers of a request to arrive, counted from connecting or from the last
+    response; the rest of a refused body is read no longer than this either."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -50,23 +50,13 @@ class Limits:
         return round(self.megabytes * 2**20)
 
     @property
-    def parts(self) -> int:
-        """Parts of a form."""
-        return self.images + FIELDS
-
-    @property
-    def held(self) -> int:
-        """Bytes of all bodies together: many at once may be large, not all of many."""
-        return 16 * self.body
-
-    @property
     def pixels(self) -> int:
-        """Width times height of one picture."""
+        """Width times height of one image."""
         return round(self.megapixels * 1e6)
 
 
 class RequestError(Exception):
-    """A request that is not fulfilled: the status, a code for programs, a line for people."""
+    """An error response: its status, a code for programs, a line for people."""
 
     def __init__(
         self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
@@ -76,6 +66,6 @@ class RequestError(Exception):
         self.headers = dict(headers or {})
 
 
-def busy(what: str) -> RequestError:
-    """Too much at once: the same request may be repeated a little later."""
-    return RequestError(503, "busy", f"{what}; try again", {"Retry-After": "1"})
+def busy(reason: str) -> RequestError:
+    """Too much at once; the client may repeat the same request a little later."""
+    return RequestError(503, "busy", f"{reason}; try again", {"Retry-After": "1"})

@@ -1,69 +1,69 @@
-"""The API as OpenAPI describes one."""
+"""The OpenAPI description of the API; routes take their methods and parameters from it."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from vitrail import __version__
-from vitrail.serving.limits import FIELDS, Limits
+from vitrail.serving.limits import EXTRA_FIELDS, Limits
 
-Described = dict[str, Any]
+_Json = dict[str, Any]
 
-STRING: Described = {"type": "string"}
-COUNT: Described = {"type": "integer", "minimum": 0}
-PLACE: Described = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
-NUMBER: Described = {"type": "number"}
-ERRORS = {
-    400: "A parameter, the form or the question is wrong.",
+OPEN_PATHS = ("/", "/health", "/openapi.json")
+"""Paths that need no token: they reveal nothing about a model or an image."""
+_ERRORS = {
+    400: "A parameter, the form or the request is wrong.",
     401: "The token is missing or wrong.",
     404: "There is no such model, layer, head, patch or sample.",
     408: "The upload took too long.",
     413: "Too many bytes or pixels.",
-    422: "A picture cannot be decoded, or not in reasonable time.",
+    422: "An image cannot be decoded, or not in reasonable time.",
     503: "Too much at once, or a restart: try again after the seconds in Retry-After.",
-    504: "No answer in time.",
+    504: "No response in time.",
 }
-PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif")
-UPLOAD_ERRORS = (400, 404, 408, 413, 422, 503, 504)
+_UPLOAD_ERRORS = (400, 404, 408, 413, 422, 503, 504)
+_IMAGE_TYPES = ("image/jpeg", "image/png", "image/webp", "image/gif")
 
 
-def description(limits: Limits, models: Sequence[str], *, secured: bool) -> Described:
-    """Paths, parameters and answers."""
-    model = query("model", {"type": "string", "enum": list(models)}, "Default: the first.")
-    top = query("top", {"type": "integer", "minimum": 1, "maximum": 999_999_999, "default": 5})
+def describe_api(limits: Limits, models: Sequence[str], *, secured: bool) -> _Json:
+    """The whole description; `secured` servers need a token."""
+    most = limits.images
+    model = _query("model", {"type": "string", "enum": list(models)}, "Default: the first.")
+    top = _query("top", {"type": "integer", "minimum": 1, "maximum": 999_999_999, "default": 5})
+    maps = (
+        _query(
+            "layer", _number_or("rollout", "all"), "Default: rollout. all: rollout and every layer."
+        ),
+        _query("head", _number_or("mean"), "Default: each head."),
+        _query("patch", _number_or("all"), _PATCH),
+    )
+    one_map = (
+        _query("layer", _number_or("rollout"), "Default: rollout."),
+        _query("head", _number_or("mean"), "Default: mean."),
+        _query("patch", _INDEX, _PATCH),
+    )
+    name = {"name": "name", "in": "path", "required": True, "schema": _STRING}
+    # The summaries are also the operation ids, which generated clients name their functions after.
     paths = {
-        "/predict": {
-            "post": operation("The most likely classes", "Predictions", (model, top))
-            | {"requestBody": body(limits.images)}
-        },
-        "/attention": {
-            "post": operation("Maps of attention", "Attention", (model, *MAPS))
-            | {"requestBody": body(1)}
-        },
-        "/attention.png": {
-            "post": operation("One map over the picture", "image/png", (model, *ONE_MAP))
-            | {"requestBody": body(1)}
-        },
-        "/embed": {
-            "post": operation("The vectors that the head reads", "Embeddings", (model,))
-            | {"requestBody": body(limits.images)}
-        },
-        "/model": {"get": operation("One model with its labels", "Model", (model,), (400, 404))},
-        "/models": {"get": operation("All models", "Models", (), (400,))},
-        "/health": {"get": operation("Whether the server is well", "Health", (), (400, 503))},
-        "/metrics": {"get": operation("Counters for Prometheus", "text/plain", (), (400,))},
-        "/samples": {"get": operation("Pictures to try", "Samples", (), (400,))},
-        "/samples/{name}": {"get": operation("One sample", "image/jpeg", (SAMPLE,), (400, 404))},
-        "/openapi.json": {"get": operation("This description", "Any", (), (400,))},
-        "/": {"get": operation("The page", "text/html", (), (400,))},
+        "/predict": _post("The most likely classes", "Predictions", model, top, images=most),
+        "/attention": _post("Maps of attention", "Attention", model, *maps, images=1),
+        "/attention.png": _post("One map over the picture", "image/png", model, *one_map, images=1),
+        "/embed": _post("The vectors that the head reads", "Embeddings", model, images=most),
+        "/model": _get("One model with its labels", "Model", model, errors=(400, 404)),
+        "/models": _get("All models", "Models"),
+        "/health": _get("Whether the server is well", "Health", errors=(400, 503)),
+        "/metrics": _get("Counters for Prometheus", "text/plain"),
+        "/samples": _get("Pictures to try", "Samples"),
+        "/samples/{name}": _get("One sample", "image/jpeg", name, errors=(400, 404)),
+        "/openapi.json": _get("This description", "Any"),
+        "/": _get("The page", "text/html"),
     }
-    components: Described = {"schemas": SCHEMAS}
+    components: _Json = {"schemas": _SCHEMAS}
     if secured:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        for path, methods in paths.items():
-            if path not in ("/", "/health", "/openapi.json"):
-                for one in methods.values():
-                    one["security"] = [{"token": []}]
-                    one["responses"]["401"] = failure(401)
+        for path in paths.keys() - OPEN_PATHS:
+            for operation in paths[path].values():
+                operation["security"] = [{"token": []}]
+                operation["responses"]["401"] = _error(401)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Vitrail", "version": __version__},
@@ -72,68 +72,68 @@ def description(limits: Limits, models: Sequence[str], *, secured: bool) -> Desc
     }
 
 
-def body(most: int) -> Described:
-    """A picture by itself, or a form with at most so many."""
-    picture = {"type": "string", "format": "binary"}
-    files = listed(picture, minItems=1, maxItems=most)
+def _get(summary: str, response: str, *parameters: _Json, errors: Sequence[int] = (400,)) -> _Json:
+    return {"get": _operation(summary, response, parameters, errors)}
+
+
+def _post(summary: str, response: str, *parameters: _Json, images: int) -> _Json:
+    """An endpoint that takes an image by itself, or a form with at most `images`."""
+    image = {"type": "string", "format": "binary"}
+    files = _list(image, minItems=1, maxItems=images)
     form = {
         "schema": {"type": "object", "properties": {"file": files}, "required": ["file"]},
-        "encoding": {"file": {"contentType": ", ".join(PICTURES)}},
+        "encoding": {"file": {"contentType": ", ".join(_IMAGE_TYPES)}},
     }
-    told = "The bytes decide, whatever type they are said to be. "
-    return {
+    body = {
         "required": True,
-        "description": told + f"A form has 1 to {most} files, of any field's name, and up to "
-        f"{FIELDS} other fields.",
-        "content": {kind: {"schema": picture} for kind in PICTURES} | {"multipart/form-data": form},
+        "description": "The bytes decide, whatever type they are said to be. A form has 1 to "
+        f"{images} files, of any field name, and up to {EXTRA_FIELDS} other fields.",
+        "content": {kind: {"schema": image} for kind in _IMAGE_TYPES}
+        | {"multipart/form-data": form},
     }
+    operation = _operation(summary, response, parameters, _UPLOAD_ERRORS)
+    return {"post": operation | {"requestBody": body}}
 
 
-def operation(
-    summary: str,
-    answer: str,
-    parameters: Sequence[Described],
-    errors: Sequence[int] = UPLOAD_ERRORS,
-) -> Described:
-    """One path and method; the answer is a media type or the name of a schema."""
-    kind = answer if "/" in answer else "application/json"
-    content = {"schema": STRING if "/" in answer else {"$ref": f"#/components/schemas/{answer}"}}
-    if answer.startswith("image/"):
-        content = {"schema": {}}
-    found: Described = {
+def _operation(
+    summary: str, response: str, parameters: Sequence[_Json], errors: Sequence[int]
+) -> _Json:
+    """One path and method; the response is a media type or the name of a schema."""
+    if "/" in response:
+        content = {response: {"schema": {} if response.startswith("image/") else _STRING}}
+    else:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{response}"}}}
+    operation: _Json = {
         "summary": summary,
         "operationId": summary.lower().replace(" ", "-"),
         "responses": {
-            "200": {"description": summary, "content": {kind: content}},
-            **{str(status): failure(status) for status in errors},
+            "200": {"description": summary, "content": content},
+            **{str(status): _error(status) for status in errors},
         },
     }
-    return found | ({"parameters": list(parameters)} if parameters else {})
+    return operation | ({"parameters": list(parameters)} if parameters else {})
 
 
-def failure(status: int) -> Described:
-    """An error's answer."""
-    found: Described = {
-        "description": ERRORS[status],
+def _error(status: int) -> _Json:
+    response: _Json = {
+        "description": _ERRORS[status],
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
     if status == 503:
-        found["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}
-    return found
+        response["headers"] = {"Retry-After": {"required": True, "schema": {"type": "integer"}}}
+    return response
 
 
-def query(name: str, schema: Described, told: str = "") -> Described:
-    """A parameter behind the question mark."""
-    return {"name": name, "in": "query", "schema": schema, "description": told}
+def _query(name: str, schema: _Json, text: str = "") -> _Json:
+    return {"name": name, "in": "query", "schema": schema, "description": text}
 
 
-def numbered(*words: str) -> Described:
-    """A whole number, or one of some words."""
-    return {"oneOf": [PLACE, {"type": "string", "enum": list(words)}]}
+def _number_or(*words: str) -> _Json:
+    return {"oneOf": [_INDEX, {"type": "string", "enum": list(words)}]}
 
 
-def record(**properties: Described) -> Described:
-    """An object whose properties are all there, and no others."""
+def _object(**properties: _Json) -> _Json:
+    """An object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -142,78 +142,62 @@ def record(**properties: Described) -> Described:
     }
 
 
-def listed(of: Described, **more: int) -> Described:
-    """A list."""
-    return {"type": "array", "items": of, **more}
+def _list(items: _Json, **bounds: int) -> _Json:
+    return {"type": "array", "items": items, **bounds}
 
 
-def or_nothing(of: Described) -> Described:
-    """A value, or null."""
-    return {**of, "type": [of["type"], "null"]}
+def _or_null(schema: _Json) -> _Json:
+    return {**schema, "type": [schema["type"], "null"]}
 
 
-READ = "Whose attention. Default: what the classifier reads."
-MAPS = (
-    query("layer", numbered("rollout", "all"), "Default: rollout. all: rollout and every layer."),
-    query("head", numbered("mean"), "Default: each head."),
-    query("patch", numbered("all"), READ),
-)
-ONE_MAP = (
-    query("layer", numbered("rollout"), "Default: rollout."),
-    query("head", numbered("mean"), "Default: mean."),
-    query("patch", PLACE, READ),
-)
-SAMPLE = {"name": "name", "in": "path", "required": True, "schema": STRING}
-PAIR = listed({"type": "integer", "minimum": 1}, minItems=2, maxItems=2)
-TIMES = record(decode=NUMBER, model=NUMBER)
-MODEL = {
-    "name": STRING,
-    "variant": STRING,
-    "parameters": COUNT,
-    "classes": COUNT,
-    "size": PAIR,
-    "features": COUNT,
-    "heads": listed(COUNT),
-    "grid": or_nothing(PAIR),
+_PATCH = "Whose attention. Default: what the classifier reads."
+_STRING: _Json = {"type": "string"}
+_COUNT: _Json = {"type": "integer", "minimum": 0}
+_INDEX: _Json = {"type": "integer", "minimum": 0, "maximum": 999_999_999}
+_NUMBER: _Json = {"type": "number"}
+_FRACTION: _Json = {"type": "number", "minimum": 0, "maximum": 1.0001}
+_PAIR = _list({"type": "integer", "minimum": 1}, minItems=2, maxItems=2)
+_REPORT = {"model": _STRING, "milliseconds": _object(decode=_NUMBER, model=_NUMBER)}
+_MODEL = {
+    "name": _STRING,
+    "variant": _STRING,
+    "parameters": _COUNT,
+    "classes": _COUNT,
+    "size": _PAIR,
+    "features": _COUNT,
+    "heads": _list(_COUNT),
+    "grid": _or_null(_PAIR),
     "patches": {"type": "boolean"},
 }
-SHARE: Described = {"type": "number", "minimum": 0, "maximum": 1.0001}
-SCHEMAS: Described = {
+_CLASS = _object(label=_STRING, probability=_FRACTION)
+_MAP = _object(
+    layer=_or_null(_COUNT),
+    head=_or_null(_COUNT),
+    patch=_or_null(_COUNT),
+    grid=_PAIR,
+    values=_list(_FRACTION, minItems=1),
+)
+_SCHEMAS: _Json = {
     "Any": {"type": "object"},
-    "Error": record(error=record(code=STRING, message=STRING)),
-    "Health": record(
-        status={"const": "ok"}, waiting={"type": "object", "additionalProperties": COUNT}
+    "Error": _object(error=_object(code=_STRING, message=_STRING)),
+    "Health": _object(
+        status={"const": "ok"}, waiting={"type": "object", "additionalProperties": _COUNT}
     ),
-    "Model": record(**MODEL, labels=listed(STRING)),
-    "Models": record(models=listed(record(**MODEL), minItems=1)),
-    "Samples": record(samples=listed(record(name=STRING, by=STRING))),
-    "Predictions": record(
-        model=STRING,
-        milliseconds=TIMES,
-        results=listed(
-            record(name=STRING, top=listed(record(label=STRING, probability=SHARE), minItems=1)),
-            minItems=1,
-        ),
+    "Model": _object(**_MODEL, labels=_list(_STRING)),
+    "Models": _object(models=_list(_object(**_MODEL), minItems=1)),
+    "Samples": _object(samples=_list(_object(name=_STRING, by=_STRING))),
+    "Predictions": _object(
+        **_REPORT,
+        results=_list(_object(name=_STRING, top=_list(_CLASS, minItems=1)), minItems=1),
     ),
-    "Embeddings": record(
-        model=STRING,
-        milliseconds=TIMES,
-        results=listed(record(name=STRING, embedding=listed(NUMBER)), minItems=1),
+    "Embeddings": _object(
+        **_REPORT,
+        results=_list(_object(name=_STRING, embedding=_list(_NUMBER)), minItems=1),
     ),
-    "Attention": record(
-        model=STRING,
-        milliseconds=TIMES,
-        name=STRING,
-        crop=listed(SHARE, minItems=4, maxItems=4),
-        maps=listed(
-            record(
-                layer=or_nothing(COUNT),
-                head=or_nothing(COUNT),
-                patch=or_nothing(COUNT),
-                grid=PAIR,
-                values=listed(SHARE, minItems=1),
-            ),
-            minItems=1,
-        ),
+    "Attention": _object(
+        **_REPORT,
+        name=_STRING,
+        crop=_list(_FRACTION, minItems=4, maxItems=4),
+        maps=_list(_MAP, minItems=1),
     ),
 }

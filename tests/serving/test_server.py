@@ -18,13 +18,7 @@ from tests.serving.conftest import behind_a_port, picture, ready, started
 from vitrail import Classifier
 from vitrail.cli import main
 from vitrail.errors import FailureError, VitrailError
-from vitrail.serving.running import (
-    bind,
-    check_origins,
-    is_local,
-    local_names,
-    refuse_open_doors,
-)
+from vitrail.serving.server import bind, check_access, local_names
 
 
 def ask(address: str, method: str, path: str, body: bytes = b"", **headers: str):
@@ -140,19 +134,20 @@ def test_a_foreign_name_is_refused_on_this_machine(server, host):
 
 def test_other_hosts_are_let_in_with_a_token_or_by_word(weights):
     with pytest.raises(VitrailError, match=r"--host 0.0.0.0 lets others in; set --token"):
-        refuse_open_doors("0.0.0.0", "", False)
-    refuse_open_doors("0.0.0.0", "secret", False)
-    refuse_open_doors("0.0.0.0", "", True)
-    refuse_open_doors("::1", "", False)
+        check_access("0.0.0.0", "", False)
+    check_access("0.0.0.0", "secret", False)
+    check_access("0.0.0.0", "", True)
+    check_access("::1", "", False)
     with pytest.raises(VitrailError, match="printable ASCII"):
-        refuse_open_doors("127.0.0.1", "pass word", False)
+        check_access("127.0.0.1", "pass word", False)
 
 
 @pytest.mark.parametrize("origin", ["example.org", "https://example.org/", "*", "null"])
 def test_an_origin_that_no_browser_sends_is_refused(origin):
-    check_origins(["https://example.org", "http://localhost:3000", "http://[::1]:3000"])
+    usual = ["https://example.org", "http://localhost:3000", "http://[::1]:3000"]
+    check_access("localhost", "", False, usual)
     with pytest.raises(VitrailError, match=r"--origin .*expected a form like"):
-        check_origins([origin])
+        check_access("localhost", "", False, [origin])
 
 
 @pytest.mark.parametrize(
@@ -166,7 +161,6 @@ def test_an_origin_that_no_browser_sends_is_refused(origin):
     ],
 )
 def test_addresses_that_only_this_machine_reaches(host, expected):
-    assert is_local(host) is expected
     assert bool(local_names(host)) is expected
 
 
@@ -179,8 +173,11 @@ def test_a_port_in_use_is_one_line():
         bind("127.0.0.1", 99_999)
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
+@pytest.mark.parametrize("missing", ["uvicorn", "prometheus_client"])
+def test_without_the_extra_one_line_says_what_to_install(missing, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, missing, None)
+    for name in ("api", "app", "connections", "metrics", "page"):
+        monkeypatch.delitem(sys.modules, f"vitrail.serving.{name}", raising=False)
     with pytest.raises(SystemExit) as ended:
         main(["serve", "nothing"])
     assert ended.value.code == 2
