@@ -27,6 +27,9 @@ check: install
 	$(BIN)/lint-imports
 
 # The second run has shape checking off: the checking wrappers cannot be compiled or exported.
+# The third is an extra, with real weights and photographs that lie beside some checkouts.
 tests: install
-	$(BIN)/python -m pytest -q -n 2 --ignore tests/unchecked
+	$(BIN)/python -m pytest -q -n 2 --ignore tests/unchecked --ignore tests/real
 	$(BIN)/python -m pytest -q -n 2 -o addopts=--import-mode=importlib tests/unchecked
+	@if [ -d ../shared ]; then $(BIN)/python -m pytest -q -n 2 tests/real; \
+	else echo "tests/real is left out: it needs weights and photographs in ../shared"; fi

@@ -1,18 +1,16 @@
-"""Small models, real pictures and real weights for the tests."""
+"""A cache of their own for the tests, pictures that look like something, and a checkpoint."""
 
-import io
 import os
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_sample_images
 
-SHARED = Path(__file__).parents[2] / "shared"
-REAL_WEIGHTS = SHARED / "weights" / "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
-
+from tests.data.gallery import scene
+from tests.models import timm_checkpoint
 
 # Tests run side by side, one process per core: more threads would only get in each other's way.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -43,24 +41,16 @@ def seed() -> None:
 
 
 @pytest.fixture(scope="session")
-def real_weights() -> Path:
-    if not REAL_WEIGHTS.exists():
-        pytest.skip(f"needs the real ViT-Ti/16 weights in {REAL_WEIGHTS.parent}")
-    return REAL_WEIGHTS
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """timm's ViT-Ti/16 under the name of a published one, with two blocks and random weights."""
+    name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
+    return timm_checkpoint(tmp_path_factory.mktemp("weights") / name, depth=2)
 
 
 @pytest.fixture(scope="session")
-def flowers() -> list[Image.Image]:
-    """64 real photographs, from all five classes."""
-    archives = sorted((SHARED / "data").glob("flower_photos-*.tar"))
-    if not archives:
-        pytest.skip(f"needs flower_photos in {SHARED / 'data'}")
-    pictures = []
-    for archive in archives:
-        with tarfile.open(archive) as tar:
-            names = [name for name in tar.getnames() if name.endswith(".jpg")]
-            for name in names[:: len(names) // 32][:32]:
-                member = tar.extractfile(name)
-                assert member is not None
-                pictures.append(Image.open(io.BytesIO(member.read())).convert("RGB"))
-    return pictures
+def scenes() -> list[Image.Image]:
+    """The two photographs of scikit-learn, and 62 synthetic ones."""
+    photographs = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    # A little darker, so that they can be made brighter, as photographs can.
+    made = (scene(seed, 320, 240).point(lambda value: 0.75 * value) for seed in range(62))
+    return [*photographs, *made]

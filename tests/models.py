@@ -1,9 +1,11 @@
 """One small member of every family, and weights that make every part of it matter."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import vitrail
@@ -68,3 +70,13 @@ def attentive(model: nn.Module) -> nn.Module:
             if re.search(r"(qkv|in_proj|query|key|[qk]_proj)(\.|_)weight$", name):
                 parameter.normal_(std=2 / parameter.shape[1] ** 0.5)
     return model.eval()
+
+
+def timm_checkpoint(path: Path, **options: Any) -> Path:
+    """timm's ViT-Ti/16 of ImageNet's classes with random weights, as a file."""
+    import timm
+
+    torch.manual_seed(0)
+    model = attentive(timm.create_model("vit_tiny_patch16_224", **options))
+    save_file(model.state_dict(), path)
+    return path

@@ -74,7 +74,7 @@ def test_all_chance_comes_from_torchs_generator(crop):
     ("interpolation", "antialias"), [("bilinear", True), ("bilinear", False), ("bicubic", True)]
 )
 def test_without_augmentation_images_are_the_evaluations(
-    flowers, short_side, interpolation, antialias
+    scenes, short_side, interpolation, antialias
 ):
     preprocessing = Preprocessing(
         size=(32, 48),
@@ -85,7 +85,7 @@ def test_without_augmentation_images_are_the_evaluations(
         std=IMAGENET_STD,
     )
     transform = training_transform(preprocessing, crop="none", flip=False)
-    for picture in flowers[:4]:
+    for picture in scenes[:4]:
         image = normalise(transform(picture)[None], preprocessing)[0]
         mean, std = (torch.tensor(c)[:, None, None] for c in (IMAGENET_MEAN, IMAGENET_STD))
         difference = image * std + mean - (preprocessing(picture) * std + mean).clamp(0, 1)

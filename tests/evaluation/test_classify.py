@@ -307,14 +307,14 @@ def test_a_gpu_gives_the_same_answers():
     assert np.allclose(fast.probabilities, expected.probabilities, atol=0.1)
 
 
-def test_real_weights_say_of_photographs_what_the_model_says_itself(real_weights, flowers):
-    model = vitrail.load(real_weights)
+def test_it_says_of_pictures_what_the_model_says_itself(checkpoint, scenes):
+    model = vitrail.load(checkpoint)
     size = (240, 320)
     source = ArraySource(
-        labels=model.labels or tuple(f"class {i}" for i in range(1000)),
+        labels=model.labels,
         targets=np.array([985, 985, 985]),
         names=["a", "b", "c"],
-        pixels=np.stack([np.asarray(flower.resize(size[::-1])) for flower in flowers[:3]]),
+        pixels=np.stack([np.asarray(scene.resize(size[::-1])) for scene in scenes[:3]]),
     )
     found, _ = predict(model, source)
     for i in range(3):

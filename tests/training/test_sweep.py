@@ -2,7 +2,6 @@
 
 import io
 import json
-import tarfile
 from collections.abc import Iterator
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from tests.conftest import SHARED
 from tests.data.lists import write_lists
 from tests.data.pictures import write
 from vitrail import runs
@@ -45,20 +44,17 @@ TINY = {
 
 
 @pytest.fixture(scope="module")
-def cifar(tmp_path_factory) -> list[Path]:
-    """1,100 real small photographs, class after class."""
-    archive = SHARED / "data" / "cifar10-test.tar"
-    if not archive.exists():
-        pytest.skip(f"needs cifar10-test.tar in {archive.parent}")
-    folder = tmp_path_factory.mktemp("cifar")
-    by_class: dict[str, list[Path]] = {}
-    with tarfile.open(archive) as tar:
-        for member in tar.getmembers()[:2000]:
-            if member.isfile():
-                tar.extract(member, folder, filter="data")
-                path = folder / member.name
-                by_class.setdefault(path.parent.name, []).append(path)
-    return [files[i] for i in range(110) for _, files in sorted(by_class.items())]
+def colors(tmp_path_factory) -> list[Path]:
+    """1,100 small pictures of ten classes, which their colors tell apart, class after class."""
+    folder = tmp_path_factory.mktemp("colors")
+    chance = np.random.default_rng(0)
+    means = chance.integers(40, 216, (10, 3))
+    paths = []
+    for number in range(1100):
+        pixels = means[number % 10] + chance.normal(0, 30, (32, 32, 3))
+        paths.append(folder / f"{number}.png")
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(paths[-1])
+    return paths
 
 
 def alone_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -91,13 +87,13 @@ class Swept:
 
 
 @pytest.fixture(scope="module")
-def swept(cifar, tmp_path_factory) -> Iterator[Swept]:
+def swept(colors, tmp_path_factory) -> Iterator[Swept]:
     folder = tmp_path_factory.mktemp("vtab")
     settings = TINY | {"data.source": ["vtab/cifar100", "vtab/dsprites_ori", "vtab/dmlab"]}
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as monkeypatch, redirect_stderr(said):
         place = alone_in(folder, monkeypatch)
-        write_lists(place / "vtab-1k" / "cifar", test=100, pictures=cifar)
+        write_lists(place / "vtab-1k" / "cifar", test=100, pictures=colors)
         write_lists(place / "vtab-1k" / "dsprites_ori", classes=16, test=40)
         out = folder / "sweep"
         result = sweep("vtab/vit", settings, seeds=2, out=out, device="cpu")
