@@ -90,7 +90,7 @@ def test_every_module_is_in_the_tree():
     tree = README.split("## The tree")[1]
     parts = {"block.py", "attention.py", "positions.py", "heads.py", "initialisation.py"}
     # Described as a folder.
-    whole = {"benchmarking", "data", "evaluation", "inspection", "objectives", "report"}
+    whole = {"benchmarking", "data", "evaluation", "inspection", "objectives", "reporting"}
     whole |= {"exporting", "prediction", "serving", "training"}
     for path in (ROOT / "vitrail").rglob("*.py"):
         if path.name not in {"__init__.py", "__main__.py", "errors.py", "format.py", *parts}:

@@ -237,7 +237,7 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
 def show_sweeps(result: dict[str, Any]) -> None:
     """Every seed, mean and deviation, and where the page is; several data sets as a table."""
     from vitrail.console import table
-    from vitrail.report.sweeps import tasks
+    from vitrail.reporting.sweeps import tasks
 
     for one in result.get("sweeps", [result]):
         if "tasks" in one:

@@ -21,7 +21,7 @@ from vitrail.inspection.summary import SECONDS, summarise
 from vitrail.model import Classifier
 from vitrail.model.checks import as_size
 from vitrail.orders import Settings, comparison_place, understand
-from vitrail.report import comparison, page, sweeps
+from vitrail.reporting import comparison, page, sweeps
 from vitrail.runs import Run
 from vitrail.settings import load as load_settings
 from vitrail.training import sweep as sweeping

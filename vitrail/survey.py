@@ -14,7 +14,7 @@ from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.orders import Settings
-from vitrail.report import duplicates as duplicates_page
+from vitrail.reporting import duplicates as duplicates_page
 from vitrail.settings import build, changed, parse, put, with_settings
 from vitrail.training.training import open_parts
 from vitrail.weights.files import replace_with

@@ -24,7 +24,7 @@ def built() -> tuple[str, str]:
     """The page and its content security policy."""
     folder = files("vitrail.serving")
     parts = {name: (folder / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
-    window = (files("vitrail.report") / "window.svg").read_text("utf-8")
+    window = (files("vitrail.reporting") / "window.svg").read_text("utf-8")
     icon = base64.b64encode(window.encode()).decode()
     html = (
         parts["html"]

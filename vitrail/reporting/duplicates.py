@@ -8,7 +8,7 @@ from vitrail.data.duplicates import Duplicates, Pair, Section
 from vitrail.data.source import Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation.mistakes import thumbnail
-from vitrail.report.rendering import put, render
+from vitrail.reporting.rendering import put, render
 
 EQUAL, NEAREST, FARTHEST = 6, 18, 18
 """Pairs that are shown as pictures: of equal pixels, the surest others, and the least sure."""

@@ -9,7 +9,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitrail import __version__
-from vitrail.report import words
+from vitrail.reporting import words
 from vitrail.weights.files import replace_with
 
 FILTERS = (
@@ -20,7 +20,7 @@ FILTERS = (
 
 def source(name: str) -> str:
     """A template or style sheet of this package."""
-    return resources.files("vitrail.report").joinpath(name).read_text("utf-8")
+    return resources.files("vitrail.reporting").joinpath(name).read_text("utf-8")
 
 
 def render(template: str, **values: Any) -> str:

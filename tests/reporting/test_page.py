@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.report.folders import (
+from tests.reporting.folders import (
     FLOWERS,
     Recipe,
     data_uri,
@@ -15,14 +15,14 @@ from tests.report.folders import (
     read_result,
     write_result,
 )
-from tests.report.pages import Page
-from vitrail import report
+from tests.reporting.pages import Page
+from vitrail import reporting
 from vitrail.errors import FailureError, VitrailError
 
 
 def written(folder: Path) -> Page:
     """The page of a run, which must stand alone and be small."""
-    target = report.write(folder)
+    target = reporting.write(folder)
     assert target == folder / "report.html"
     page = Page(target)
     assert target.stat().st_size < 5_000_000
@@ -430,15 +430,15 @@ def test_other_results_in_the_folder_are_left_alone(tmp_path):
 
 
 def test_the_same_files_give_the_same_page(flowers, flowers_page):
-    assert report.write(flowers).read_text("utf-8") == flowers_page.html
+    assert reporting.write(flowers).read_text("utf-8") == flowers_page.html
 
 
 def test_what_is_no_run_is_one_line(tmp_path):
     with pytest.raises(VitrailError, match="is no run folder"):
-        report.write(tmp_path / "nowhere")
+        reporting.write(tmp_path / "nowhere")
     (tmp_path / "photos" / "cat").mkdir(parents=True)
     with pytest.raises(VitrailError, match="holds no run"):
-        report.write(tmp_path / "photos")
+        reporting.write(tmp_path / "photos")
     assert not (tmp_path / "photos" / "report.html").exists()
 
 
@@ -446,5 +446,5 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path):
     folder = fake_run(tmp_path / "run")
     (folder / "report.html").mkdir()
     with pytest.raises(FailureError, match="cannot write"):
-        report.write(folder)
+        reporting.write(folder)
     assert [path.name for path in folder.iterdir() if path.name.endswith(".part")] == []

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vitrail.report.words import (
+from vitrail.reporting.words import (
     between,
     count,
     days,

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitrail.report.fields import Fields
-from vitrail.report.folder import Run
-from vitrail.report.results import ClassScore, Evaluation
-from vitrail.report.words import (
+from vitrail.reporting.fields import Fields
+from vitrail.reporting.folder import Run
+from vitrail.reporting.results import ClassScore, Evaluation
+from vitrail.reporting.words import (
     between,
     count,
     days,

@@ -5,10 +5,10 @@ from pathlib import Path
 from PIL import Image
 
 from tests.data.gallery import gallery, scene
-from tests.report.pages import Page
+from tests.reporting.pages import Page
 from vitrail.data.duplicates import find
 from vitrail.data.source import Data
-from vitrail.report import duplicates
+from vitrail.reporting import duplicates
 
 
 def smaller(image: Image.Image) -> Image.Image:

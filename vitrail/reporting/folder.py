@@ -15,10 +15,10 @@ from PIL import Image
 
 from vitrail.data.preprocessing import load_bounded, opened
 from vitrail.errors import VitrailError, one_line
-from vitrail.report.fields import Fields, as_number, as_text, is_number, read_object
-from vitrail.report.inside import Inside, read_inside
-from vitrail.report.results import Evaluation, read_results
-from vitrail.report.words import plural
+from vitrail.reporting.fields import Fields, as_number, as_text, is_number, read_object
+from vitrail.reporting.inside import Inside, read_inside
+from vitrail.reporting.results import Evaluation, read_results
+from vitrail.reporting.words import plural
 
 FILES = ("run.json", "config.toml", "metrics.jsonl", "evaluation")
 

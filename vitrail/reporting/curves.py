@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from vitrail.report.folder import Events
+from vitrail.reporting.folder import Events
 
 Numbers = Float[np.ndarray, " n"]
 Points = Float[np.ndarray, " points"]

@@ -2,8 +2,8 @@ import json
 
 import numpy as np
 
-from vitrail.report.curves import line, not_a_number, steps_per_epoch, thin, time_unit
-from vitrail.report.folder import Events, read_metrics
+from vitrail.reporting.curves import line, not_a_number, steps_per_epoch, thin, time_unit
+from vitrail.reporting.folder import Events, read_metrics
 
 
 def events(**columns) -> Events:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitrail.report.charts import NARROW, WIDE, Frame, curves
-from vitrail.report.curves import MOST_POINTS, Line, line, not_a_number, steps_per_epoch
-from vitrail.report.folder import Run
+from vitrail.reporting.charts import NARROW, WIDE, Frame, curves
+from vitrail.reporting.curves import MOST_POINTS, Line, line, not_a_number, steps_per_epoch
+from vitrail.reporting.folder import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from vitrail.errors import VitrailError
-from vitrail.report.charts import RUN_COLOURS, Frame, curves
-from vitrail.report.curves import MOST_POINTS, Line, line
-from vitrail.report.fields import as_text
-from vitrail.report.folder import Run, read_run
-from vitrail.report.progress import Chart
-from vitrail.report.rendering import put, render
-from vitrail.report.results import HEADLINES, Evaluation
-from vitrail.report.sweeps import Table
-from vitrail.report.words import NONE, SPACE, between, duration, fixed, percent
+from vitrail.reporting.charts import RUN_COLOURS, Frame, curves
+from vitrail.reporting.curves import MOST_POINTS, Line, line
+from vitrail.reporting.fields import as_text
+from vitrail.reporting.folder import Run, read_run
+from vitrail.reporting.progress import Chart
+from vitrail.reporting.rendering import put, render
+from vitrail.reporting.results import HEADLINES, Evaluation
+from vitrail.reporting.sweeps import Table
+from vitrail.reporting.words import NONE, SPACE, between, duration, fixed, percent
 
 MOST_CLASSES = 60
 MOST_DRAWN = 6000

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from vitrail.report import progress, sections
-from vitrail.report.charts import attention_distances, calibration
-from vitrail.report.comparison import compare as compare
-from vitrail.report.folder import Run, read_run
-from vitrail.report.rendering import put, render
+from vitrail.reporting import progress, sections
+from vitrail.reporting.charts import attention_distances, calibration
+from vitrail.reporting.comparison import compare as compare
+from vitrail.reporting.folder import Run, read_run
+from vitrail.reporting.rendering import put, render
 
 
 def write(run: Path, target: Path | None = None) -> Path:

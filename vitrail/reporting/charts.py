@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from vitrail.report.curves import Line, time_unit
-from vitrail.report.inside import Distances
-from vitrail.report.results import Bin
+from vitrail.reporting.curves import Line, time_unit
+from vitrail.reporting.inside import Distances
+from vitrail.reporting.results import Bin
 
 RUN_COLOURS = tuple(f"run{index}" for index in range(10))
 NAMES = ("muted", "rule", "train", "val", "second", "bad", *RUN_COLOURS)

@@ -7,18 +7,18 @@ from statistics import mean, stdev
 
 import pytest
 
-from tests.report.folders import FLOWERS, Recipe, fake_run, read_result, write_result
-from tests.report.pages import Page
-from vitrail import report
+from tests.reporting.folders import FLOWERS, Recipe, fake_run, read_result, write_result
+from tests.reporting.pages import Page
+from vitrail import reporting
 from vitrail.errors import VitrailError
-from vitrail.report.comparison import letter
+from vitrail.reporting.comparison import letter
 
 VIT = Recipe(skill=0.97)
 RESNET = Recipe(skill=0.9, variant="ResNet50", lr=0.01)
 
 
 def compared(folders: list[Path], target: Path) -> Page:
-    assert report.compare(folders, target) == target
+    assert reporting.compare(folders, target) == target
     page = Page(target)
     assert target.stat().st_size < 5_000_000
     assert all(address.startswith(("data:image/", "#")) for address in page.addresses)
@@ -238,7 +238,7 @@ def test_a_folder_named_twice_is_one_run(tmp_path):
 
 def test_nothing_to_compare_is_one_line(tmp_path):
     with pytest.raises(VitrailError, match="no runs to compare"):
-        report.compare([], tmp_path / "both.html")
+        reporting.compare([], tmp_path / "both.html")
 
 
 def test_letters_go_on_after_z():

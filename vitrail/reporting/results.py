@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from vitrail.report.fields import Fields, as_number, read_object
+from vitrail.reporting.fields import Fields, as_number, read_object
 
 Span = tuple[float, float]
 
