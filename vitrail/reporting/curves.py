@@ -1,51 +1,143 @@
-"""Measurements over time, ready to draw: few enough points, and gaps where a number was none."""
+"""How training went: the charts of a run, as lines with few enough points."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
 
-from vitrail.reporting.folder import Events
+from vitrail.reporting.charts import NARROW, WIDE, Frame, Line, draw_curves
+from vitrail.reporting.loading import Rows, RunData, column
+from vitrail.reporting.rendering import Number
 
 Numbers = Float[np.ndarray, " n"]
 Points = Float[np.ndarray, " points"]
 
 MOST_POINTS = 500
-UNITS = (("h", 3600.0, 3 * 3600.0), ("min", 60.0, 180.0), ("s", 1.0, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """One curve: where many measurements fall on a point, their mean and their range."""
+class Key:
+    """A color of a chart and what it stands for."""
 
-    x: Points
-    y: Points
-    low: Points
-    high: Points
-    colour: str
-    """A colour of the page, by name."""
-    dashes: str = "-"
+    color: str
+    event: str
+    name: str
+    label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A drawing with its title and the meaning of its colors."""
+
+    title: str
+    keys: tuple[Key, ...] = ()
+    unit: str = ""
+    from_zero: bool = False
+    size: tuple[int, int] = NARROW
+    svg: str = ""
 
     @property
-    def thinned(self) -> bool:
-        return not np.array_equal(self.low, self.high, equal_nan=True)
+    def wide(self) -> bool:
+        """Two fit beside each other, of the others three."""
+        return self.size == WIDE
+
+
+def _of_training(title: str, name: str, *, unit: str = "", from_zero: bool = True) -> Chart:
+    keys = (Key(color="train", event="train", name=name),)
+    return Chart(title=title, keys=keys, unit=unit, from_zero=from_zero)
+
+
+_CHARTS = (
+    Chart(
+        title="Loss",
+        keys=(
+            Key(color="train", label="train", event="train", name="loss"),
+            Key(color="val", label="val", event="val", name="loss"),
+        ),
+        size=WIDE,
+    ),
+    Chart(
+        title="Accuracy on val",
+        keys=(
+            Key(color="val", label="top-1", event="val", name="top1"),
+            Key(color="second", label="top-5", event="val", name="top5"),
+        ),
+        unit=" %",
+        size=WIDE,
+    ),
+    _of_training("Learning rate", "lr"),
+    _of_training("Gradient norm", "grad_norm", from_zero=False),
+    _of_training("Images per second", "images_per_second"),
+    _of_training("FLOP utilization", "mfu", unit=" %"),
+)
+
+
+def charts(run: RunData, against: str) -> list[Chart]:
+    """The curves that the metrics allow, against `step` or `seconds`."""
+    found = _with_lines(run, against)
+    if sum(not chart.wide for chart, _ in found) == 4:  # better two by two
+        found = [(replace(chart, size=WIDE), lines) for chart, lines in found]
+    per_epoch = steps_per_epoch(run.train or run.val) if against == "step" else 0.0
+    drawn = []
+    for number, (chart, lines) in enumerate(found):
+        has_val = any(key.event == "val" for key in chart.keys)
+        frame = Frame(
+            title=chart.title,
+            against=against,
+            per_epoch=per_epoch,
+            unit=chart.unit,
+            mark=_best_place(run, against) if has_val else None,
+            from_zero=chart.from_zero,
+            size=chart.size,
+        )
+        drawn.append(replace(chart, svg=draw_curves(f"{against}{number}", frame, lines)))
+    return drawn
+
+
+def _with_lines(run: RunData, against: str) -> list[tuple[Chart, list[Line]]]:
+    """Charts with something to show, and its lines."""
+    few_classes = 0 < (run.info["data"].get("classes") or 0) <= 5
+    found = []
+    for chart in _CHARTS:
+        lines = {
+            key: line(
+                run.train if key.event == "train" else run.val,
+                key.name,
+                against=against,
+                color=key.color,
+                scale=100.0 if chart.unit else 1.0,
+            )
+            for key in chart.keys
+            if not (few_classes and key.name == "top5")
+        }
+        known = {key: one for key, one in lines.items() if np.isfinite(one.y).any()}
+        if known:
+            found.append((replace(chart, keys=tuple(known)), list(known.values())))
+    return found
+
+
+def _best_place(run: RunData, against: str) -> Number:
+    """Where on the axis val was best."""
+    step = run.info["best"].get("step")
+    places = [row.get(against) for row in run.val if row.get("step") == step]
+    return step if against == "step" else places[-1] if places else None
 
 
 def line(
-    events: Events,
+    rows: Rows,
     name: str,
     *,
     against: str,
-    colour: str,
+    color: str,
     scale: float = 1.0,
     dashes: str = "-",
     most: int = MOST_POINTS,
 ) -> Line:
     """The values called `name`, times `scale`, against `step` or `seconds`."""
-    x, y = events.column(against), events.column(name) * scale
+    x, y = column(rows, against), column(rows, name) * scale
     placed = np.isfinite(x)
     x, y, low, high = thin(x[placed], y[placed], most)
-    return Line(x=x, y=y, low=low, high=high, colour=colour, dashes=dashes)
+    return Line(x=x, y=y, low=low, high=high, color=color, dashes=dashes)
 
 
 def thin(x: Numbers, y: Numbers, most: int) -> tuple[Points, Points, Points, Points]:
@@ -64,25 +156,45 @@ def thin(x: Numbers, y: Numbers, most: int) -> tuple[Points, Points, Points, Poi
     return middles, means, low, high
 
 
-def not_a_number(events: Events, name: str) -> str:
-    """In words, where a measurement that should be there was not finite."""
-    values, steps = events.column(name), events.column("step")
-    odd = ~np.isfinite(values)
-    if not odd.any() or odd.all():
-        return ""
-    return (
-        f"{odd.sum():,} of {len(values):,} lines have no finite {name.replace('_', ' ')}, "
-        f"the first at step {steps[odd][0]:,.0f}."
-    )
-
-
-def steps_per_epoch(events: Events) -> float:
-    """How many updates see every picture once; zero where the lines do not tell."""
-    steps, epochs = events.column("step"), events.column("epoch")
+def steps_per_epoch(rows: Rows) -> float:
+    """How many updates see every image once; zero where the rows do not say."""
+    steps, epochs = column(rows, "step"), column(rows, "epoch")
     known = np.isfinite(epochs) & (epochs > 0) & (steps > 0)
     return float(steps[known][-1] / epochs[known][-1]) if known.any() else 0.0
 
 
-def time_unit(longest: float) -> tuple[str, float]:
-    """Seconds, minutes or hours, and how many seconds that is."""
-    return next((unit, size) for unit, size, least in UNITS if longest >= least)
+def caption(run: RunData) -> str:
+    """What a point of a curve stands for."""
+    parts = [f"Training as logged, {len(run.train):,} lines."] if run.train else []
+    if len(run.train) > MOST_POINTS:
+        parts.append(
+            "Several lines fall on one point: the line is their mean, the band their range."
+        )
+    if run.val:
+        parts.append(f"Every validation on n = {run.val[-1].get('n') or 0:,} images.")
+    if run.info["best"].get("step") is not None:
+        parts.append("The dotted line marks the best step on val.")
+    return " ".join(parts)
+
+
+def cautions(run: RunData) -> list[str]:
+    """What the reader of the curves should know."""
+    sentences = [
+        _not_finite(run.train, "loss"),
+        _not_finite(run.train, "grad_norm"),
+        _not_finite(run.val, "loss"),
+    ]
+    if damage := run.notes.get("metrics.jsonl"):
+        sentences.append(f"metrics.jsonl {damage}.")
+    return [sentence for sentence in sentences if sentence]
+
+
+def _not_finite(rows: Rows, name: str) -> str:
+    """A sentence where some values, but not all, are not finite."""
+    odd = ~np.isfinite(column(rows, name))
+    if not odd.any() or odd.all():
+        return ""
+    return (
+        f"{odd.sum():,} of {len(rows):,} lines have no finite {name.replace('_', ' ')}, "
+        f"the first at step {column(rows, 'step')[odd][0]:,.0f}."
+    )

@@ -8,7 +8,7 @@ from vitrail.data.duplicates import Duplicates, Pair, Section
 from vitrail.data.source import Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation.mistakes import thumbnail
-from vitrail.reporting.rendering import put, render
+from vitrail.reporting.rendering import write_page
 
 EQUAL, NEAREST, FARTHEST = 6, 18, 18
 """Pairs that are shown as pictures: of equal pixels, the surest others, and the least sure."""
@@ -41,8 +41,7 @@ def write(duplicates: Duplicates, target: Path) -> Path:
     """Write the page with counts and pictures, and say where it is."""
     chapters = [chapter(section) for section in duplicates.sections if section.pairs]
     clean = [section for section in duplicates.sections if not section.pairs]
-    page = render("duplicates.html", found=duplicates, chapters=chapters, clean=clean)
-    return put(page, target)
+    return write_page(target, "duplicates.html", found=duplicates, chapters=chapters, clean=clean)
 
 
 def chapter(section: Section) -> Chapter:

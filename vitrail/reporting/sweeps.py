@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.reporting.words import NONE
+from vitrail.reporting.rendering import NONE
 
 
 @dataclass(frozen=True, kw_only=True)
