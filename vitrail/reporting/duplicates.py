@@ -1,6 +1,6 @@
-"""The page about pictures that lie in a data set twice, or come back in another."""
+"""The page about images that occur twice in a data set, or also in another."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +11,16 @@ from vitrail.evaluation.mistakes import thumbnail
 from vitrail.reporting.rendering import write_page
 
 EQUAL, NEAREST, FARTHEST = 6, 18, 18
-"""Pairs that are shown as pictures: of equal pixels, the surest others, and the least sure."""
+"""Pairs that are shown: of equal pixels, the surest others, and the least sure."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """A pair with its pictures."""
+class ShownPair:
+    """A pair with its images."""
 
     pair: Pair
-    pictures: tuple[str, str]
-    """Data URIs; empty where a picture can no longer be read."""
+    images: tuple[str, str]
+    """Data URIs; empty where an image can no longer be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,33 +30,33 @@ class Chapter:
     section: Section
     equal: int
     firsts: int
-    """Different pictures of the first part that have a duplicate."""
+    """Different images of the first part that have a duplicate."""
     seconds: int
-    equals: list[Shown]
-    nearest: list[Shown]
-    farthest: list[Shown]
+    equals: list[ShownPair]
+    nearest: list[ShownPair]
+    farthest: list[ShownPair]
 
 
 def write(duplicates: Duplicates, target: Path) -> Path:
-    """Write the page with counts and pictures, and say where it is."""
+    """Write the page with counts and images."""
     chapters = [chapter(section) for section in duplicates.sections if section.pairs]
     clean = [section for section in duplicates.sections if not section.pairs]
     return write_page(target, "duplicates.html", found=duplicates, chapters=chapters, clean=clean)
 
 
 def chapter(section: Section) -> Chapter:
-    """The counts of a section, and some of its pairs as pictures."""
+    """The counts of a section, and some of its pairs with their images."""
     equal = [pair for pair in section.pairs if pair.kind == "exact"]
     near = [pair for pair in section.pairs if pair.kind == "near"]
-    chosen = (equal[:EQUAL], near[:NEAREST], near[NEAREST:][-FARTHEST:])
-    wanted = [pair for some in chosen for pair in some]
-    first = pictures(section.sources[0], {pair.first for pair in wanted})
-    second = pictures(section.sources[1], {pair.second for pair in wanted})
+    groups = (equal[:EQUAL], near[:NEAREST], near[NEAREST:][-FARTHEST:])
+    wanted = [pair for group in groups for pair in group]
+    first = _thumbnails(section.sources[0], {pair.first for pair in wanted})
+    second = _thumbnails(section.sources[1], {pair.second for pair in wanted})
 
-    def shown(some: Sequence[Pair]) -> list[Shown]:
+    def shown(pairs: Sequence[Pair]) -> list[ShownPair]:
         return [
-            Shown(pair=pair, pictures=(first.get(pair.first, ""), second.get(pair.second, "")))
-            for pair in some
+            ShownPair(pair=pair, images=(first.get(pair.first, ""), second.get(pair.second, "")))
+            for pair in pairs
         ]
 
     return Chapter(
@@ -64,20 +64,19 @@ def chapter(section: Section) -> Chapter:
         equal=len(equal),
         firsts=len({pair.first for pair in section.pairs}),
         seconds=len({pair.second for pair in section.pairs}),
-        equals=shown(chosen[0]),
-        nearest=shown(chosen[1]),
-        farthest=shown(chosen[2]),
+        equals=shown(groups[0]),
+        nearest=shown(groups[1]),
+        farthest=shown(groups[2]),
     )
 
 
-def pictures(source: Source, names: Iterable[str]) -> dict[str, str]:
-    """Small copies of the pictures of these names, as data URIs."""
-    wanted = set(names)
-    found = {}
+def _thumbnails(source: Source, wanted: set[str]) -> dict[str, str]:
+    """The images of these names as data URIs."""
+    uris = {}
     for place, name in enumerate(source.names):
         if name in wanted:
             try:
-                found[name] = thumbnail(source.picture(place))
+                uris[name] = thumbnail(source.picture(place))
             except VitrailError:  # gone since it was compared
                 continue
-    return found
+    return uris
