@@ -23,7 +23,7 @@ from vitrail.data.store import pack_data
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.parts import part_of
 from vitrail.model.vit import ViT
-from vitrail.report.page import report
+from vitrail.reporting.page import report
 from vitrail.runs import Run
 from vitrail.survey import Wishes, look_at_data
 from vitrail.training.sweep import compare, sweep

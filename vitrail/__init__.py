@@ -19,6 +19,7 @@ PUBLIC = {
     "inspect": "vitrail.inspection.inspecting",
     "load": "vitrail.weights.loading",
     "predict": "vitrail.prediction.predicting",
+    "report": "vitrail.reporting.page",
     "save": "vitrail.weights.loading",
     "serve": "vitrail.serving.server",
     "sweep": "vitrail.training.sweep",

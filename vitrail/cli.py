@@ -239,7 +239,7 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
 def show_sweeps(result: dict[str, Any]) -> None:
     """Every seed, mean and deviation, and where the page is; several data sets as a table."""
     from vitrail.console import table
-    from vitrail.report.sweeps import tasks
+    from vitrail.reporting.sweeps import tasks
 
     for one in result.get("sweeps", [result]):
         if "tasks" in one:
@@ -521,7 +521,7 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
 )
 def report(runs: tuple[str, ...], out: str | None) -> None:
     """report.html of a run, or of `builtin`; several runs give one comparison."""
-    from vitrail.report.page import report
+    from vitrail.reporting.page import report
 
     echo(str(report(runs, out)))
 

@@ -13,7 +13,7 @@ from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.files import replace_with, write_text
-from vitrail.report import duplicates as duplicates_page
+from vitrail.reporting import duplicates as duplicates_page
 from vitrail.settings import build, changed, parse, put, with_settings
 from vitrail.training.resolve import Settings
 from vitrail.training.train import open_parts

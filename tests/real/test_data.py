@@ -13,12 +13,12 @@ from tests.data.gallery import gallery
 from tests.data.lists import write_lists
 from tests.data.test_duplicates import CHANGES, copies_found
 from tests.training.test_sweep import TINY, alone_in
-from vitrail.commands import sweep
 from vitrail.data.duplicates import pairs
 from vitrail.data.fingerprints import fingerprints
 from vitrail.data.opening import open_data
 from vitrail.data.shards import open_shards
 from vitrail.runs import Run
+from vitrail.training.sweep import sweep
 from vitrail.weights.download import fetch
 from vitrail.weights.published import BUILTIN
 

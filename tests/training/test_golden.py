@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from vitrail.orders import understand
 from vitrail.runs import Run
-from vitrail.training import training
+from vitrail.training.resolve import resolve_config
+from vitrail.training.train import train_config
 
 TINY = {
     "model.width": 24,
@@ -57,8 +57,8 @@ LOSSES = {
 
 
 def losses(folder: Path, settings: dict[str, Any]) -> list[float]:
-    config = understand("digits/vit", TINY | settings).config
-    training.train(config, folder, resume=False, device="cpu")
+    config = resolve_config("digits/vit", TINY | settings).config
+    train_config(config, folder, resume=False, device="cpu")
     return [event["loss"] for event in Run(folder).events() if event["event"] == "train"]
 
 

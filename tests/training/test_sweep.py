@@ -20,7 +20,7 @@ from vitrail.config import Config
 from vitrail.data import vtab
 from vitrail.data.vtab_files import DSPRITES
 from vitrail.errors import DamagedError, FailureError, VitrailError
-from vitrail.report.sweeps import tables, tasks
+from vitrail.reporting.sweeps import tables, tasks
 from vitrail.runs import Run
 from vitrail.settings import load, with_settings
 from vitrail.training.resolve import resolve_config

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.processes import start
 
-LEAVES = ("inspection", "report", "exporting", "serving", "benchmarking")
+LEAVES = ("inspection", "reporting", "exporting", "serving", "benchmarking")
 SHORT = ("train.steps=1", "train.evaluations=1", "data.subset=32", "train.batch=8")
 
 
@@ -47,4 +47,4 @@ def test_training_and_prediction_work_without_a_leaf(leaf, tmp_path):
     assert process.exitcode == 0
     assert (tmp_path / "run" / "model.safetensors").exists()
     missing = "left out: vitrail." in (tmp_path / "run" / "log.txt").read_text()
-    assert not missing or leaf in ("inspection", "report")
+    assert not missing or leaf in ("inspection", "reporting")

@@ -11,7 +11,7 @@ from sklearn.datasets import load_sample_images
 import vitrail
 from vitrail.cli import main
 from vitrail.model.variants import describe
-from vitrail.report.page import report
+from vitrail.reporting.page import report
 from vitrail.runs import Run, is_run
 from vitrail.weights.download import fetch
 from vitrail.weights.published import BUILTIN

@@ -50,7 +50,7 @@ def _build_page() -> tuple[str, str]:
     """The page and its content security policy."""
     folder = files("vitrail.serving")
     html, css, js = ((folder / f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
-    window = (files("vitrail.report") / "window.svg").read_text("utf-8")
+    window = (files("vitrail") / "window.svg").read_text("utf-8")
     icon = base64.b64encode(window.encode()).decode()
     values = {"style": css, "script": js, "window": window, "version": __version__}
     values["icon"] = f"data:image/svg+xml;base64,{icon}"

@@ -57,7 +57,7 @@ def sweep(
 
 def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
     """The pages of all tested runs, and the one that compares them."""
-    page = optional("report.page", "pages of runs are")
+    page = optional("reporting.page", "pages of runs are")
     for path in final_runs(result):
         if not Run(path).inspected():
             inspect_run(Run(path), device)
@@ -68,8 +68,8 @@ def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
 
 def _write_comparison(results: Sequence[Mapping[str, Any]], target: Path) -> None:
     """One page about the tested runs of some sweeps."""
-    comparison = optional("report.comparison", "the comparison is")
-    sweeps = optional("report.sweeps", "the comparison is") if comparison else None
+    comparison = optional("reporting.comparison", "the comparison is")
+    sweeps = optional("reporting.sweeps", "the comparison is") if comparison else None
     if comparison and sweeps:
         tables = [table for one in results for table in sweeps.tables(one, one.get("name", ""))]
         finals = [run for one in results for run in final_runs(one)]

@@ -91,7 +91,7 @@ def finish_run(run: Run, device: str) -> None:
     info = run.info()
     if info["status"] == "finished" and not run.inspected():
         inspect_run(run, device)
-    page = optional("report.page", "the report is")
+    page = optional("reporting.page", "the report is")
     target: Path | None = page.write(run.folder) if page else None
     top1, split, n = runs.score(run)
     parts = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]

@@ -3,6 +3,7 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
+ADDRESSES = ("src", "href", "xlink:href", "srcset", "action", "poster")
 VOID = {"meta", "link", "img", "input", "br"}
 
 
@@ -19,19 +20,21 @@ class Page(HTMLParser):
         self.addresses: list[str] = []
         self.words: list[str] = []
         self.rows: list[list[str]] = []
+        self.sections: dict[str, list[str]] = {}
+        self.section_words: list[str] = []
         self.feed(self.html)
         self.close()
         assert not self.open, f"left open: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value or "")
-            elif name == "class":
-                self.classes += (value or "").split()
-            elif name in ("src", "href", "xlink:href", "srcset", "action", "poster"):
-                self.addresses.append(value or "")
+        values = {name: value or "" for name, value in attrs}
+        self.addresses += [values[name] for name in ADDRESSES if name in values]
+        self.classes += values.get("class", "").split()
+        if "id" in values:
+            self.ids.append(values["id"])
+        if tag == "section":
+            self.section_words = self.sections[values.get("id", "")] = []
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
@@ -52,6 +55,7 @@ class Page(HTMLParser):
         if "style" in self.open:
             return
         self.words.append(data)
+        self.section_words.append(data)
         if "td" in self.open or "th" in self.open:
             self.rows[-1][-1] += data
 
@@ -59,6 +63,10 @@ class Page(HTMLParser):
     def text(self) -> str:
         """All words, with plain single spaces."""
         return " ".join(" ".join(self.words).split())
+
+    def section(self, name: str) -> str:
+        """The words of the section of this id."""
+        return " ".join(" ".join(self.sections[name]).split())
 
     def row(self, name: str, *, after: int = 0, column: int = 0) -> list[str]:
         """The table row of this name, or the one that comes so many later."""

@@ -2,14 +2,14 @@ import json
 
 import numpy as np
 
-from vitrail.report.curves import line, not_a_number, steps_per_epoch, thin, time_unit
-from vitrail.report.folder import Events, read_metrics
+from tests.reporting.folders import Recipe, fake_run
+from vitrail.reporting.charts import time_unit
+from vitrail.reporting.curves import cautions, line, steps_per_epoch, thin
+from vitrail.reporting.loading import load_run
 
 
-def events(**columns) -> Events:
-    keys = list(columns)
-    rows = zip(*columns.values(), strict=True)
-    return Events(tuple(dict(zip(keys, row, strict=True)) for row in rows))
+def events(**columns) -> list[dict]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def test_few_points_are_left_as_they_are():
@@ -44,16 +44,20 @@ def test_a_bucket_without_a_number_is_a_gap_and_others_ignore_theirs():
 
 def test_points_that_have_no_place_are_left_out():
     found = events(step=[1, 2, 3], seconds=[1.0, None, 3.0], loss=[3.0, 2.0, 1.0])
-    assert line(found, "loss", against="seconds", colour="train").y.tolist() == [3.0, 1.0]
-    assert line(found, "loss", against="step", colour="train", scale=100.0).y.tolist() == [
+    assert line(found, "loss", against="seconds", color="train").y.tolist() == [3.0, 1.0]
+    assert line(found, "loss", against="step", color="train", scale=100.0).y.tolist() == [
         *(300.0, 200.0, 100.0)
     ]
 
 
-def test_what_is_absent_throughout_is_no_mishap():
-    found = events(step=[1, 2], mfu=[None, None], loss=[1.0, float("inf")])
-    assert not_a_number(found, "mfu") == ""
-    assert "1 of 2 lines have no finite loss, the first at step 2" in not_a_number(found, "loss")
+def test_what_is_absent_throughout_is_no_mishap(tmp_path):
+    folder = fake_run(tmp_path / "run", made=Recipe(steps=20))
+    rows = events(event=["train"] * 2, step=[1, 2], grad_norm=[None] * 2, loss=[1.0, float("inf")])
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    (caution,) = cautions(load_run(folder))
+    assert "1 of 2" in caution
+    assert "loss" in caution
+    assert "step 2" in caution
 
 
 def test_epochs_and_times_have_their_units():
@@ -62,19 +66,3 @@ def test_epochs_and_times_have_their_units():
     assert [time_unit(seconds)[0] for seconds in (0.0, 179.0, 180.0, 10_799.0, 10_800.0)] == [
         *("s", "s", "min", "min", "h")
     ]
-
-
-def test_a_resumed_run_counts_the_steps_it_took_twice_once(tmp_path):
-    rows = [("train", 10), ("val", 10), ("train", 20), ("val", 20), ("train", 30)]
-    again = [("train", 15), ("train", 20), ("val", 20), ("train", 30)]
-    lines = [
-        json.dumps({"event": event, "step": step, "loss": float(number)})
-        for number, (event, step) in enumerate(rows + again)
-    ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines), "utf-8")
-    train, val, note = read_metrics(tmp_path / "metrics.jsonl")
-    assert note == ""
-    assert train.column("step").tolist() == [10, 15, 20, 30]
-    assert train.column("loss").tolist() == [0, 5, 6, 8]
-    assert val.column("step").tolist() == [10, 20]
-    assert val.column("loss").tolist() == [1, 7]

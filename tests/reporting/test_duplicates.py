@@ -5,10 +5,10 @@ from pathlib import Path
 from PIL import Image
 
 from tests.data.gallery import gallery, scene
-from tests.report.pages import Page
+from tests.reporting.pages import Page
 from vitrail.data.duplicates import find
 from vitrail.data.source import Data
-from vitrail.report import duplicates
+from vitrail.reporting import duplicates
 
 
 def smaller(image: Image.Image) -> Image.Image:
@@ -24,11 +24,11 @@ def test_the_page_counts_and_shows_pairs(tmp_path: Path):
     row = page.row("train")
     assert row == ["train", "test of <small>", "2", "1", "2", "2", "yes"]
     assert page.row("train", after=1) == ["train", "train", "0", "0", "0", "0", "no"]
-    pictures = [uri for uri in page.addresses if uri.startswith("data:image/jpeg")]
-    assert len(pictures) == 4
+    images = [uri for uri in page.addresses if uri.startswith("data:image/jpeg")]
+    assert len(images) == 4
     assert "equal pixels large/0 small/0" in page.text
     assert "of 64 differ large/1 small/1" in page.text
-    assert "1 picture could not be read and was left out" in page.text
+    assert "1 image could not be read" in page.text
     assert "<small>" not in page.html
     assert not [uri for uri in page.addresses if not uri.startswith("data:")]
 
@@ -44,10 +44,10 @@ def test_the_least_sure_pairs_are_shown_as_well(tmp_path: Path, monkeypatch):
     assert [one.pair for one in chapter.farthest] == [found.sections[0].pairs[-1]]
 
 
-def test_a_picture_that_is_gone_leaves_its_place_empty(tmp_path: Path):
+def test_an_image_that_is_gone_leaves_its_place_empty(tmp_path: Path):
     images: list[Image.Image | None] = [scene(0)]
     data = Data(name="photos", train=gallery(images), test=gallery([scene(0)]))
     found = find(data)
     images[0] = None
     page = Page(duplicates.write(found, tmp_path / "page.html"))
-    assert "no picture" in page.text
+    assert "no image" in page.text

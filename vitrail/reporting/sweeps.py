@@ -1,15 +1,15 @@
-"""What a sweep found, as tables for a terminal and for a page."""
+"""The results of a sweep as tables, for the terminal and for a page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitrail.report.words import NONE
+from vitrail.reporting.rendering import NONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Words in rows and columns."""
+    """Text in rows and columns."""
 
     title: str
     columns: Sequence[str]
@@ -22,11 +22,11 @@ class Table:
 def tables(result: Mapping[str, Any], name: str = "") -> list[Table]:
     """The data sets, where there are several, and the trials."""
     of = f" of {name}" if name else ""
-    found = [trials(result, f"Trials{of}")]
-    return [tasks(result, f"Tasks{of}"), *found] if "tasks" in result else found
+    shown = [_trials(result, f"Trials{of}")]
+    return [tasks(result, f"Tasks{of}"), *shown] if "tasks" in result else shown
 
 
-def trials(result: Mapping[str, Any], title: str) -> Table:
+def _trials(result: Mapping[str, Any], title: str) -> Table:
     """Every point of the grid, its score on val, and which was chosen."""
     rows = result["trials"]
     names = list(result["chosen"])
@@ -37,32 +37,27 @@ def trials(result: Mapping[str, Any], title: str) -> Table:
         rows=[
             (
                 *(str(trial["settings"][name]) for name in names),
-                score(trial["val_top1"]),
+                _score(trial["val_top1"]),
                 NONE if trial["val_loss"] is None else f"{trial['val_loss']:.4f}",
-                "chosen" if trial["chosen"] else failed(trial),
+                "chosen" if trial["chosen"] else "diverged" if trial["val_top1"] is None else "",
             )
             for trial in rows
         ],
-        note=f"val is the mean of {counted(result['present'], 'data set')}." if many else "",
+        note=f"val is the mean of {_counted(result['present'], 'data set')}." if many else "",
         strong=frozenset(i for i, trial in enumerate(rows) if trial["chosen"]),
     )
 
 
-def failed(trial: Mapping[str, Any]) -> str:
-    """Why a trial has no score."""
-    return "diverged" if trial["val_top1"] is None else ""
-
-
 def tasks(result: Mapping[str, Any], title: str) -> Table:
     """The form of the paper's Table 9: every task, the groups' means, the mean."""
-    rows = [task_row(task) for task in result["tasks"]]
+    rows = [_task_row(task) for task in result["tasks"]]
     first_mean = len(rows)
     for group in result["groups"]:
         count = f"{group['present']} of {group['tasks']} tasks"
-        rows.append((f"{group['group']} mean", "", score(group["mean"]), "", count))
+        rows.append((f"{group['group']} mean", "", _score(group["mean"]), "", count))
     count = f"{result['present']} of {len(result['tasks'])} tasks"
-    rows.append(("mean", "", score(result["mean"], result["std"]), f"{result['n']:,}", count))
-    note = f"Top-1 on test in per cent, mean of {counted(len(result['seeds']), 'seed')}."
+    rows.append(("mean", "", _score(result["mean"], result["std"]), f"{result['n']:,}", count))
+    note = f"Top-1 on test in per cent, mean of {_counted(len(result['seeds']), 'seed')}."
     if result["absent"]:
         note += f" Absent, and in no mean: {', '.join(result['absent'])}."
     return Table(
@@ -74,21 +69,20 @@ def tasks(result: Mapping[str, Any], title: str) -> Table:
     )
 
 
-def task_row(task: Mapping[str, Any]) -> tuple[str, ...]:
-    """A task's line."""
+def _task_row(task: Mapping[str, Any]) -> tuple[str, ...]:
     title, group = task["title"], task["group"] or ""
     if task["absent"]:
         return title, group, NONE, "", "absent"
-    return title, group, score(task["mean"], task["std"]), f"{task['n']:,}", task["images"]
+    return title, group, _score(task["mean"], task["std"]), f"{task['n']:,}", task["images"]
 
 
-def score(mean: float | None, std: float | None = None) -> str:
+def _score(mean: float | None, std: float | None = None) -> str:
     """`97.10 ± 0.32`, in per cent."""
     if mean is None:
         return NONE
     return f"{100 * mean:.2f}" + ("" if std is None else f" ± {100 * std:.2f}")
 
 
-def counted(number: int, thing: str) -> str:
+def _counted(number: int, thing: str) -> str:
     """`1 seed`, `2 seeds`, with a plain space: a terminal shows it too."""
     return f"{number} {thing}{'s' * (number != 1)}"

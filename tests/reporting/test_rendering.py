@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vitrail.report.words import (
+from vitrail.reporting.rendering import (
     between,
     count,
     days,
@@ -30,7 +30,7 @@ def test_a_share_has_as_many_digits_as_its_images_can_tell():
 
 @pytest.mark.parametrize("write", [percent, fixed, count, duration, days, operations])
 def test_what_is_not_known_is_a_dash(write):
-    assert write(math.nan) == "–"
+    assert write(math.nan) == write(None) == "–"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,4 @@
+"""Run folder → report.html."""
+
+from vitrail.reporting.comparison import compare as compare
+from vitrail.reporting.page import write as write
