@@ -91,7 +91,7 @@ def test_every_module_is_in_the_tree():
     parts = {"block.py", "attention.py", "positions.py", "heads.py", "initialisation.py"}
     # Described as a folder.
     whole = {"benchmarking", "data", "evaluation", "inspection", "objectives", "report"}
-    whole |= {"exporting", "prediction", "serving", "training"}
+    whole |= {"duplicates", "exporting", "prediction", "serving", "training", "vtab"}
     for path in (ROOT / "vitrail").rglob("*.py"):
         if path.name not in {"__init__.py", "__main__.py", "errors.py", "format.py", *parts}:
             name = f"{path.parent.name}/" if path.parent.name in whole else path.name

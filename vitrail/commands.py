@@ -7,8 +7,8 @@ from typing import Any
 
 from vitrail import runs
 from vitrail.console import count_progress, duration, is_main, say
+from vitrail.data.dataset import listed
 from vitrail.data.opening import same_data
-from vitrail.data.source import listed
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation import classify, variants
 from vitrail.evaluation import fewshot as few

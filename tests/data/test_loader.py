@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from vitrail.data.dataset import ArraySource
 from vitrail.data.loader import Augmented, Share, Stream, derive, training_batches
-from vitrail.data.source import ArraySource
 from vitrail.errors import VitrailError
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import contents, encoded, labelled, write, write_classes, write_tar
+from vitrail.data.dataset import Data
 from vitrail.data.opening import open_data
-from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.settings import load

@@ -17,9 +17,9 @@ import pytest
 
 from tests.conftest import SHARED
 from tests.data.pictures import contents, encoded, labelled, photo, same, write_tar
-from vitrail.data import shard_files
+from vitrail.data import tars
+from vitrail.data.dataset import Source
 from vitrail.data.shards import open_shards
-from vitrail.data.source import Source
 from vitrail.errors import FailureError, VitrailError
 
 
@@ -27,7 +27,7 @@ from vitrail.errors import FailureError, VitrailError
 def cache(monkeypatch, tmp_path) -> Path:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
-    shard_files.files.clear()
+    tars.files.clear()
     return tmp_path / "cache" / "shards"
 
 
@@ -417,9 +417,9 @@ def test_the_shards_unused_for_longest_make_room(tmp_path, site, cache, monkeypa
     # Another process may delete what is open here; it closes, and frees the disk, before the next.
     next((cache / "files").rglob("x-00.tar")).unlink()
     assert same(source.picture(1), photo(1))
-    assert any(file.is_deleted() for file in shard_files.files.values())
+    assert any(file.is_deleted() for file in tars.files.values())
     assert same(source.picture(4), photo(4))
-    assert not any(file.is_deleted() for file in shard_files.files.values())
+    assert not any(file.is_deleted() for file in tars.files.values())
 
 
 def test_a_budget_smaller_than_a_shard_still_reads(tmp_path, site, cache, monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.data.pictures import contents, photo, same, write, write_classes
-from vitrail.data.folders import open_folder
-from vitrail.data.source import ArraySource, Data, Source
+from vitrail.data.dataset import ArraySource, Data, Source
+from vitrail.data.folder import open_folder
 from vitrail.data.store import is_store, open_store, pack, pack_data, shrunk
 from vitrail.errors import FailureError, VitrailError
 

@@ -19,8 +19,6 @@ from vitrail import runs
 from vitrail.cli import main, show_sweeps
 from vitrail.commands import sweep
 from vitrail.config import Config
-from vitrail.data import vtab
-from vitrail.data.vtab_files import DSPRITES
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.orders import understand
 from vitrail.report.sweeps import tables, tasks
@@ -28,6 +26,8 @@ from vitrail.runs import Run
 from vitrail.settings import load, with_settings
 from vitrail.training.suite import whose
 from vitrail.training.sweep import Trial, best_val, chosen
+from vitrail.vtab import tasks as vtab
+from vitrail.vtab.files import DSPRITES
 
 TINY = {
     "model.variant": "Ti/8",

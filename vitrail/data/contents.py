@@ -13,12 +13,11 @@ import numpy as np
 from jaxtyping import Int, UInt64
 
 from vitrail.console import Advance
-from vitrail.data.folders import FolderSource
-from vitrail.data.frames import in_memory
-from vitrail.data.preprocessing import quiet
-from vitrail.data.shard_files import is_url
+from vitrail.data.dataset import Joined, Renamed, Source, Subset
+from vitrail.data.decode import quiet
+from vitrail.data.folder import FolderSource
 from vitrail.data.shards import ShardSource
-from vitrail.data.source import Joined, Renamed, Source, Subset
+from vitrail.data.tars import is_url
 from vitrail.errors import VitrailError
 from vitrail.web import cache
 
@@ -49,8 +48,7 @@ def content_hashes(source: Source, progress: Advance | None = None) -> Hashes:
         return of_files([base.root / base.files[index] for index in indices.tolist()], progress)
     if isinstance(base, ShardSource):
         return of_members(base, indices, progress)
-    held = in_memory(source)  # frames of one large file are read at once
-    return hash_each(lambda index: pixels_of(held, index), len(indices), progress)
+    return hash_each(lambda index: pixels_of(source, index), len(indices), progress)
 
 
 def of_files(paths: Sequence[Path], progress: Advance | None) -> Hashes:

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
 from vitrail.errors import FailureError, VitrailError
 
 WINDOW = 16

@@ -3,21 +3,19 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitrail.console import say
-from vitrail.data import catalogue
-from vitrail.data.file_lists import holds_lists, open_lists
-from vitrail.data.folders import open_folder
-from vitrail.data.shard_files import is_url
-from vitrail.data.shard_patterns import holds_shards, looks_like_shards
-from vitrail.data.shards import open_shards
-from vitrail.data.source import Data, Source, Subset
-from vitrail.data.splits import How, hold_out, random_subset
+from vitrail.data import catalog
+from vitrail.data.dataset import Data, How, Source, Subset, hold_out, random_subset
+from vitrail.data.folder import holds_lists, open_folder, open_lists
+from vitrail.data.shards import holds_shards, looks_like_shards, open_shards
 from vitrail.data.store import is_store, open_store
+from vitrail.data.tars import is_url
 from vitrail.errors import VitrailError, did_you_mean, one_line
 
 
@@ -56,9 +54,9 @@ def open_data(
 
 def of_catalogue(where: str | Path) -> bool:
     """Whether a name is taken for the catalogue's: what lies here under that name comes first."""
-    if str(where) not in catalogue.CATALOGUE:
+    if str(where) not in catalog.CATALOGUE:
         return False
-    path, kept = Path(where), catalogue.data_folder() / where
+    path, kept = Path(where), catalog.data_folder() / where
     # Whoever stands in the folder of all data sets sees the catalogue's own files.
     return not path.exists() or (kept.exists() and path.samefile(kept))
 
@@ -67,8 +65,8 @@ def as_brought(where: str | Path, unlabelled: bool = False) -> Data:
     """The data with the parts that it comes with; `unlabelled` pictures need no classes."""
     path = Path(where).expanduser()
     if of_catalogue(where):
-        return catalogue.open_named(str(where))
-    if str(where) in catalogue.CATALOGUE:
+        return catalog.open_named(str(where))
+    if str(where) in catalog.CATALOGUE:
         say(f"data     ./{where} is used, not the catalogue's data set of that name")
     if is_store(path):
         return open_store(path)
@@ -120,7 +118,9 @@ def nothing_there(where: str) -> VitrailError:
             what = "a file" if place.expanduser().is_file() else "neither a file nor a folder"
             return VitrailError(f"{where} is {what}; expected a folder with one folder per class")
     beside = [str(place.with_name(path.name)) for path in place.expanduser().parent.glob("*")]
-    near = did_you_mean(where, [*catalogue.CATALOGUE, *beside])
+    if where.startswith("vtab/") and find_spec("vitrail.vtab") is None:
+        return VitrailError(f"{where} needs the package vitrail.vtab; install Vitrail with it")
+    near = did_you_mean(where, [*catalog.CATALOGUE, *beside])
     return VitrailError(
         f"'{where}' is no folder, no tar file and no name of the catalogue"
         f"{near or '; give a folder with one folder per class'}"

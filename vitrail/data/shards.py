@@ -8,7 +8,7 @@ class, and a folder called train, val or test above that its part.
 import hashlib
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -18,14 +18,12 @@ from jaxtyping import Int, Int64
 from PIL import Image
 
 from vitrail.console import say
-from vitrail.data import shard_index
-from vitrail.data.folders import NO_CLASS, PARTS
-from vitrail.data.preprocessing import decode, refuse_large
-from vitrail.data.shard_files import Shard, fetched, is_url, on_file, path_of
-from vitrail.data.shard_index import CLASS_LISTS, Index
-from vitrail.data.shard_patterns import addresses_of, name_of, part_in
-from vitrail.data.source import Data, listed, ordered
-from vitrail.errors import FailureError, VitrailError
+from vitrail.data import tars
+from vitrail.data.dataset import Data, listed, ordered
+from vitrail.data.decode import decode, refuse_large
+from vitrail.data.folder import NO_CLASS, PARTS, has_pictures, sub_folders
+from vitrail.data.tars import CLASS_LISTS, Index, Shard, fetched, is_url, on_file, path_of
+from vitrail.errors import FailureError, VitrailError, did_you_mean
 from vitrail.web import cache, fetch_file, place
 
 FORMAT = 1
@@ -79,9 +77,9 @@ def index_of(address: str) -> Index:
     key = address if is_url(address) else on_file(address, version)
     digest = hashlib.sha256(f"{FORMAT}\0{key}".encode("utf-8", "surrogateescape")).hexdigest()
     kept = cache() / "shards" / "index" / f"{digest[:32]}.npz"
-    index = shard_index.load(kept)
+    index = tars.load(kept)
     if index is None or (is_url(address) and is_outdated(index, fetched(address))):
-        index = on_file(address, lambda path: shard_index.build(path, address))
+        index = on_file(address, lambda path: tars.build(path, address))
         index.save(kept)
     return index
 
@@ -97,7 +95,7 @@ def version(path: Path) -> str:
 def is_outdated(index: Index, path: Path) -> bool:
     """Whether something else has been fetched since: what lies behind an address may change."""
     try:
-        length, beginning = path.stat().st_size, shard_index.beginning_of(path)
+        length, beginning = path.stat().st_size, tars.beginning_of(path)
     except OSError:  # not here now
         return False
     return (length, beginning) != (index.length, index.beginning)
@@ -245,3 +243,76 @@ def unique(names: list[str], shards: list[str]) -> list[str]:
             names[i] += "+"
         seen.add(names[i])
     return names
+
+
+TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""What tar files are called; those that are compressed get a line of their own."""
+
+
+def looks_like_shards(where: str) -> bool:
+    """Whether a path, a pattern or an address is one of tar files."""
+    return path_of(where).lower().endswith(TARS)
+
+
+def holds_shards(folder: Path) -> bool:
+    """Whether a folder is one of tar files, rather than of classes with a tar left among them."""
+    if not addresses_of(str(folder))[1]:
+        return False
+    below = [folder / name for name in sub_folders(folder)]
+    return not any(has_pictures(path) or sub_folders(path) for path in below)
+
+
+def addresses_of(pattern: str) -> tuple[str, list[str]]:
+    """The folder that is the same for all tar files that are meant, and these files, in order."""
+    if not is_url(pattern) and (folder := Path(pattern)).is_dir():
+        folders = [folder, *(folder / name for name in sub_folders(folder) if part_in(name))]
+        return str(folder), sorted(str(path) for place in folders for path in place.glob("*.tar"))
+    found = [address for choice in braces(pattern) for address in matches(choice)]
+    for address in found:
+        if not path_of(address).lower().endswith(".tar"):
+            raise VitrailError(f"{address} is compressed; unpack it, or make a plain .tar of it")
+    return re.split(r"[{*?\[]", pattern)[0].rpartition("/")[0], list(dict.fromkeys(found))
+
+
+def part_in(text: str) -> str:
+    """The part that a name speaks of, as `imagenet-train-0001.tar` does; empty where none."""
+    words = re.split("[^a-z]+", path_of(text).lower())
+    parts = {PARTS[word] for word in words if word in PARTS}
+    return parts.pop() if len(parts) == 1 else ""
+
+
+def braces(pattern: str) -> Iterator[str]:
+    """`x-{000..009}.tar` and `{train,test}.tar` written out."""
+    found = re.search(r"\{([^{}]*)\}", pattern)
+    if found is None:
+        yield pattern
+        return
+    run = re.fullmatch(r"(\d+)\.\.(\d+)", found[1])
+    if run:
+        first, last = run.groups()
+        width = len(first) if first.startswith("0") else 0
+        choices = [f"{number:0{width}}" for number in range(int(first), int(last) + 1)]
+    else:
+        choices = found[1].split(",")
+    for choice in choices:
+        yield from braces(pattern[: found.start()] + choice + pattern[found.end() :])
+
+
+def matches(address: str) -> list[str]:
+    """The files that an address with `*` or `?` stands for; each must exist."""
+    if is_url(address):
+        return [address]
+    path = Path(address)
+    found = [path] if path.is_file() else Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+    if not (found := sorted(map(str, found))):
+        near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.tar")))
+        raise VitrailError(f"{address} does not exist{near or '; check the path'}")
+    return found
+
+
+def name_of(pattern: str) -> str:
+    """What the data is called: the end of the path, without what varies."""
+    path = path_of(pattern) if is_url(pattern) else str(Path(pattern).absolute())
+    *_, folder, last = ["shards", *path.rstrip("/").split("/")]
+    fixed = re.split(r"[{*?\[]", last.removesuffix(".tar"))[0].strip("-_. ")
+    return fixed if fixed and fixed.lower() not in PARTS else folder

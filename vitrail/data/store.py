@@ -21,9 +21,8 @@ from PIL import Image
 
 from vitrail.console import Advance
 from vitrail.data.contents import content_hashes
-from vitrail.data.preprocessing import quiet
-from vitrail.data.source import Data, Source
-from vitrail.data.strings import joined, separate
+from vitrail.data.dataset import Data, Source, joined, separate
+from vitrail.data.decode import quiet
 from vitrail.errors import FailureError, VitrailError, one_line
 
 FORMAT = "vitrail store 1"

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from vitrail.data.preprocessing import load_bounded, opened
+from vitrail.data.decode import load_bounded, opened
 from vitrail.errors import VitrailError, one_line
 from vitrail.report.fields import Fields, as_number, as_text, is_number, read_object
 from vitrail.report.inside import Inside, read_inside

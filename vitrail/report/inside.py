@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitrail.data.preprocessing import load_bounded, opened
+from vitrail.data.decode import load_bounded, opened
 from vitrail.report.fields import Fields, as_number, is_number, read_object
 
 MOST_BYTES = 400_000

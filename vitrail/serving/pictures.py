@@ -7,7 +7,8 @@ from jaxtyping import Float
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from vitrail.data.preprocessing import Preprocessing, load_bounded, opened, readable, upright
+from vitrail.data.decode import load_bounded, opened, readable, upright
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.serving.limits import RequestError
 from vitrail.serving.uploads import Upload

@@ -1,0 +1,266 @@
+"""VTAB's data sets that torchvision does not hand out as pictures with classes.
+
+Each function gets the public files and makes sources of them, with the label rule it is given.
+"""
+
+import csv
+import json
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+from PIL import Image
+
+from vitrail.data.catalog import get
+from vitrail.data.dataset import Data
+from vitrail.data.folder import FolderSource, read_classes
+from vitrail.errors import DamagedError, FailureError, one_line
+from vitrail.vtab.frames import Frames, mat_array, mat_rows, npz_array, npz_rows, whole
+from vitrail.web import fetch_file
+
+DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
+DSPRITES_URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{DSPRITES}"
+SMALLNORB_URL = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
+SMALLNORB = {
+    "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
+    "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
+}
+GRADED = {"image": ".+", "level": "[0-4]"}
+"""Columns of retinopathy's tables."""
+KITTI_DEVKIT_URL = "https://s3.eu-central-1.amazonaws.com/avg-kitti/devkit_object.zip"
+
+Rule = Callable[[Any], Any]
+"""A label rule of `vtab_labels`."""
+
+
+def from_hand(advice: str, name: str, folder: Path) -> Data:
+    """Data that nobody may hand out, or that has no public file to read."""
+    raise FailureError(f"{name} cannot be fetched for you; put {advice} in {folder / name}")
+
+
+def caltech101(name: str, folder: Path) -> Data:
+    """With the class of background pictures, which torchvision leaves out."""
+    from torchvision import datasets
+
+    get(datasets.Caltech101, {}, name, folder)
+    return Data(name=name, train=read_classes(folder / "caltech101" / "101_ObjectCategories"))
+
+
+@dataclass(frozen=True)
+class Hdf5Source:
+    """Pictures in an HDF5 file."""
+
+    path: Path
+    labels: tuple[str, ...]
+    targets: Int[np.ndarray, " n"]
+    names: Sequence[str]
+
+    @property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        return np.zeros(len(self.targets), dtype=np.int64)
+
+    def picture(self, index: int) -> Image.Image:
+        with whole(self.path), import_module("h5py").File(self.path) as file:
+            return Image.fromarray(file["x"][index]).convert("RGB")
+
+
+def camelyon(name: str, folder: Path) -> Data:
+    """Patches of tissue with or without a tumour, in the parts of PatchCamelyon."""
+    from torchvision import datasets
+
+    parts = {}
+    for part in ("train", "val", "test"):
+        get(datasets.PCAM, {"split": part}, name, folder)
+        place = folder / "pcam"
+        stem = f"camelyonpatch_level_2_split_{part.replace('val', 'valid')}"
+        parts[part] = patches(place / f"{stem}_x.h5", place / f"{stem}_y.h5", part)
+    return Data(name=name, **parts)
+
+
+def patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
+    """The pictures of one file with the classes of another."""
+    open_file = import_module("h5py").File
+    with whole(labels), open_file(labels) as file:
+        targets = np.asarray(file["y"]).reshape(-1).astype(np.int64)
+        if not np.isin(targets, (0, 1)).all():
+            raise ValueError("expected classes 0 and 1")
+    with whole(pixels), open_file(pixels) as file:
+        if len(file["x"]) != len(targets):
+            raise ValueError(f"{len(file['x']):,} pictures and {len(targets):,} labels")
+    names = [f"{part}/{number}" for number in range(len(targets))]
+    return Hdf5Source(pixels, ("normal", "tumour"), targets, names)
+
+
+def retinopathy(name: str, folder: Path) -> Data:
+    """Kaggle's layout: `trainLabels.csv` for train/, `retinopathy_solution.csv` for test/, whose
+    public half is val."""
+    place = folder / name
+    train, rest = place / "trainLabels.csv", place / "retinopathy_solution.csv"
+    if not (train.is_file() and rest.is_file()):
+        from_hand(
+            "Kaggle's trainLabels.csv, retinopathy_solution.csv, train/ and test/, the pictures "
+            "prepared as btgraham-300, or train/ val/ test/ with class folders,",
+            name,
+            folder,
+        )
+    solution = table_of(rest, GRADED | {"Usage": "Public|Private"})
+    halves = {
+        part: [row for row in solution if row["Usage"] == usage]
+        for part, usage in {"val": "Public", "test": "Private"}.items()
+    }
+    return Data(
+        name=name,
+        train=graded(place / "train", table_of(train, GRADED)),
+        val=graded(place / "test", halves["val"]),
+        test=graded(place / "test", halves["test"]),
+    )
+
+
+def table_of(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
+    """Some columns of a CSV file, each with the pattern of its values."""
+    rows = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            for row in reader:
+                found = {name: (row.get(name) or "").strip() for name in columns}
+                for name, pattern in columns.items():
+                    if not re.fullmatch(pattern, found[name]):
+                        told = f"{name} '{found[name]}'; expected {pattern}"
+                        raise ValueError(f"line {reader.line_num} has the {told}")
+                rows.append(found)
+    except (OSError, ValueError, csv.Error) as error:
+        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+    return rows
+
+
+def graded(folder: Path, rows: Sequence[Mapping[str, str]]) -> FolderSource:
+    """Pictures with their grade of retinopathy, 0 to 4."""
+    targets = np.array([int(row["level"]) for row in rows], dtype=np.int64)
+    files = [f"{row['image']}.jpeg" for row in rows]
+    return FolderSource(folder, tuple("01234"), targets, files, files)
+
+
+def clevr(rule: Rule, name: str, folder: Path) -> Data:
+    """Scenes of simple objects, labelled by a rule about them; CLEVR's own val part is test."""
+    from torchvision import datasets
+
+    place = folder / "clevr" / "CLEVR_v1.0"
+    if not place.is_dir():
+        get(datasets.CLEVRClassification, {"split": "train"}, name, folder)
+    train, test = (scenes(place, part, rule) for part in ("train", "val"))
+    return Data(name=name, train=train, test=test)
+
+
+def scenes(place: Path, part: str, rule: Rule) -> FolderSource:
+    """The pictures of a part, by the order of their names."""
+    path = place / "scenes" / f"CLEVR_{part}_scenes.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["scenes"]
+        labelled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in found)
+    except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+    files = [file for file, _ in labelled]
+    targets = np.array([target for _, target in labelled], dtype=np.int64)
+    return FolderSource(place / "images" / part, numbers(targets), targets, files, files)
+
+
+def dsprites(rule: Rule, name: str, folder: Path) -> Data:
+    """White shapes on black, labelled by a rule about their latent factors."""
+    path = folder / "dsprites" / DSPRITES
+    if not path.is_file():
+        path = fetch_file(DSPRITES_URL)
+    targets = np.asarray(rule(npz_array(path, "latents_classes")), dtype=np.int64)
+    names = [str(number) for number in range(len(targets))]
+    read = partial(white_on_black, path)
+    return Data(name=name, train=Frames(numbers(targets), targets, names, read))
+
+
+def white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
+    """The file has ones and zeros."""
+    return npz_rows(path, "imgs", wanted) * np.uint8(255)
+
+
+def smallnorb(rule: Rule, name: str, folder: Path) -> Data:
+    """Toys on a turntable, the left camera's picture, labelled by a rule about how they stand."""
+    parts = {}
+    for part, stem in SMALLNORB.items():
+        targets = np.asarray(rule(mat_array(matrix(folder, f"{stem}-info.mat"))), dtype=np.int64)
+        names = [f"{part}/{number}" for number in range(len(targets))]
+        read = partial(mat_rows, matrix(folder, f"{stem}-dat.mat"))
+        parts[part] = Frames(numbers(targets), targets, names, read)
+    return Data(name=name, **parts)
+
+
+def matrix(folder: Path, file: str) -> Path:
+    """A file of small NORB, unpacked or as it is published."""
+    here = [folder / "smallnorb" / name for name in (file, f"{file}.gz")]
+    found = next((path for path in here if path.is_file()), None)
+    return found or fetch_file(f"{SMALLNORB_URL}{file}.gz")
+
+
+def kitti(rule: Rule, name: str, folder: Path) -> Data:
+    """Street scenes, labelled by a rule about the vehicles in them, parted by video as TFDS does:
+    frames of one video are nearly the same picture."""
+    from torchvision import datasets
+
+    get(datasets.Kitti, {"train": True}, name, folder)
+    place = folder / "Kitti" / "raw"
+    devkit = place / "devkit_object.zip"
+    videos = videos_of(devkit if devkit.is_file() else fetch_file(KITTI_DEVKIT_URL))
+    parts = {}
+    for part, images in by_video(videos).items():
+        stems = [f"{image:06d}" for image in images]
+        labels = [place / "training" / "label_2" / f"{stem}.txt" for stem in stems]
+        targets = np.array([ruled(rule, path) for path in labels], dtype=np.int64)
+        files = [f"{stem}.png" for stem in stems]
+        parts[part] = FolderSource(
+            place / "training" / "image_2", tuple("0123"), targets, files, files
+        )
+    return Data(name=name, **parts)
+
+
+def ruled(rule: Rule, path: Path) -> int:
+    """What a rule says about the lines of a label file."""
+    try:
+        return rule(path.read_text(encoding="utf-8").splitlines())
+    except (OSError, IndexError, ValueError) as error:
+        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+
+
+def videos_of(devkit: Path) -> list[str]:
+    """The video of each picture, by the picture's number."""
+    try:
+        with zipfile.ZipFile(devkit) as archive:
+            order = archive.read("mapping/train_rand.txt").decode()
+            frames = archive.read("mapping/train_mapping.txt").decode().splitlines()
+        # The file counts lines from one.
+        return [frames[int(line) - 1].split()[1] for line in order.split(",")]
+    except (OSError, KeyError, IndexError, ValueError, zipfile.BadZipFile) as error:
+        raise DamagedError(f"cannot read {devkit} ({one_line(error)}); fetch it again") from None
+
+
+def by_video(videos: Sequence[str]) -> dict[str, list[int]]:
+    """Which pictures are learnt from, chosen on and tested on: a tenth of the videos each for val
+    and test, drawn as TFDS draws them (numpy's old generator, seed 123)."""
+    draw = np.random.RandomState(123)
+    every = sorted(set(videos))
+    tenth = max(1, len(every) // 10)
+    test = set(draw.choice(every, tenth, replace=False))
+    val = set(draw.choice(sorted(set(every) - test), tenth, replace=False))
+    parts: dict[str, list[int]] = {"train": [], "val": [], "test": []}
+    for image, video in enumerate(videos):
+        parts["test" if video in test else "val" if video in val else "train"].append(image)
+    return parts
+
+
+def numbers(targets: Int[np.ndarray, " n"]) -> tuple[str, ...]:
+    """Classes that have no names."""
+    return tuple(map(str, range(int(targets.max(initial=0)) + 1)))
