@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from PIL import Image
+from tests.data.pictures import write_classes
 
 from tests.data.gallery import Gallery, gallery, scene
-from tests.data.pictures import write_classes
 from vitrail.data.check import check, describe, drawn, grid, letters, sheet, shortened, show
 from vitrail.data.dataset import Data, Source
 from vitrail.data.folder import open_folder
@@ -16,7 +16,7 @@ from vitrail.errors import VitrailError
 
 
 def part(counts: dict[str, int], *images: Image.Image | None) -> Source:
-    """A part with so many pictures of each class: those given, then scenes."""
+    """A part with so many images of each class: those given, then scenes."""
     targets = np.repeat(np.arange(len(counts)), list(counts.values()))
     rest = [scene(seed, 40, 36) for seed in range(len(targets) - len(images))]
     names = [f"{label}/{i}" for label, count in counts.items() for i in range(count)]
@@ -38,17 +38,17 @@ def test_counts_need_no_decoding():
     assert "broken" not in described.to_dict()["parts"]["train"]
 
 
-def test_broken_pictures_are_named_with_the_reason_and_counted():
+def test_broken_images_are_named_with_the_reason_and_counted():
     checked = check(Data(name="photos", train=part(EVEN, scene(0), None), test=part(EVEN, None)))
     assert [broken.name for broken in checked.parts[0].broken] == ["cat/1"]
     assert checked.parts[0].counts["cat"] == 10
     lines = checked.lines()
     assert "broken   train: cat/1 cannot be decoded: it is torn" in lines
     assert "broken   test: cat/0 cannot be decoded: it is torn" in lines
-    assert "warning  pictures that cannot be read, which training skips: 2" in lines
+    assert "warning  images that cannot be read, which training skips: 2" in lines
 
 
-def test_sizes_are_those_of_the_readable_pictures():
+def test_sizes_are_those_of_the_readable_images():
     images = (None, scene(0, 100, 50), scene(0, 20, 300), scene(0, 60, 40))
     checked = check(Data(name="photos", val=part({"cat": 2, "dog": 2}, *images)))
     assert checked.parts[0].spread() == {
@@ -59,10 +59,10 @@ def test_sizes_are_those_of_the_readable_pictures():
     assert checked.parts[0].small == ("dog/0",)
 
 
-def test_pictures_of_a_single_colour_stand_out():
+def test_images_of_a_single_colour_stand_out():
     checked = check(Data(name="photos", train=part(EVEN, Image.new("RGB", (64, 64), "red"))))
     assert checked.parts[0].blank == ("cat/0",)
-    assert "pictures of a single colour: 1" in checked.warnings()
+    assert "images of a single color: 1" in checked.warnings()
 
 
 def test_a_part_without_a_readable_picture_has_no_sizes():
@@ -74,7 +74,7 @@ def test_a_part_without_a_readable_picture_has_no_sizes():
 @pytest.mark.parametrize(
     ("counts", "warning"),
     [
-        ({"cat": 9, "dog": 10}, "fewer than 10 pictures in train of cat (9)"),
+        ({"cat": 9, "dog": 10}, "fewer than 10 images in train of cat (9)"),
         ({"cat": 10, "dog": 0}, "train has no images of dog; add some"),
         ({"cat": 111, "dog": 10}, "the largest class has 11 times as many"),
     ],
@@ -127,7 +127,7 @@ def test_the_terminal_shows_counts_as_bars(capsys):
     assert lines[-1] == "warning  no val part: nothing to choose settings on"
 
 
-def test_files_that_are_no_pictures_are_found(tmp_path):
+def test_files_that_are_no_images_are_found(tmp_path):
     data = open_folder(write_classes(tmp_path, {"a": 40, "b": 3}))
     (tmp_path / "b" / "1.png").write_bytes(b"GIF89a")
     steps: list[int] = []
@@ -148,7 +148,7 @@ def how_many(source: Gallery, count: int, seed: int = 0) -> Counter[str]:
     return Counter(source.labels[source.targets[index]] for index in drawn(source, count, seed))
 
 
-def test_pictures_are_drawn_evenly_from_the_classes():
+def test_images_are_drawn_evenly_from_the_classes():
     assert how_many(classes(a=1000, b=50, c=7), 12) == {"a": 4, "b": 4, "c": 4}
     assert how_many(classes(a=1000, b=50, c=2), 12) == {"a": 5, "b": 5, "c": 2}
     assert sorted(how_many(classes(a=10, b=10, c=10), 8).values()) == [2, 3, 3]
@@ -194,8 +194,8 @@ def test_a_broken_picture_is_a_grey_tile_with_its_name():
     assert written[64:].any()
 
 
-def test_a_source_without_pictures_is_refused():
-    with pytest.raises(VitrailError, match="no pictures"):
+def test_a_source_without_images_is_refused():
+    with pytest.raises(VitrailError, match="no images"):
         sheet(gallery([]))
 
 
@@ -208,8 +208,8 @@ def test_captions_are_written_below():
     assert np.asarray(told).min() < 100
 
 
-def test_captions_are_as_many_as_pictures():
-    with pytest.raises(VitrailError, match="2 pictures, but 1 captions"):
+def test_captions_are_as_many_as_images():
+    with pytest.raises(VitrailError, match="2 images, but 1 captions"):
         grid([scene(0), scene(1)], columns=2, side=32, captions=["a"])
 
 
@@ -230,14 +230,14 @@ def test_letters_outside_english_have_a_shape():
     assert all(drawn_as(letter) != unknown for letter in "öéñжδ")
 
 
-def test_tall_and_wide_pictures_stay_whole():
+def test_tall_and_wide_images_stay_whole():
     for size in ((200, 50), (50, 200)):
         tile = grid([Image.new("RGB", size, "red")], columns=1, side=64).crop((4, 4, 68, 68))
         red = (np.asarray(tile) == (255, 0, 0)).all(-1)
         assert sorted([red.any(0).sum(), red.any(1).sum()]) == [16, 64]
 
 
-def test_tiny_pictures_keep_their_pixels_sharp():
+def test_tiny_images_keep_their_pixels_sharp():
     chess = Image.fromarray(np.array([[0, 255], [255, 0]], dtype=np.uint8))
     tile = grid([chess], columns=1, side=64).crop((4, 4, 68, 68))
     assert set(np.unique(np.asarray(tile)).tolist()) == {0, 255}

@@ -192,7 +192,7 @@ def test_a_subset_is_drawn_by_its_seed():
 
 @pytest.mark.parametrize("size", [-1, 101])
 def test_a_subset_larger_than_train_says_how_many_there_are(size):
-    with pytest.raises(VitrailError, match=f"data.subset={size}: train has 100 pictures"):
+    with pytest.raises(VitrailError, match=f"data.subset={size}: train has 100 images"):
         random_subset(many(100), size, 0)
 
 
@@ -200,15 +200,15 @@ def test_too_few_images_are_one_line_that_says_what_to_do():
     with pytest.raises(VitrailError) as caught:
         split(many(4), 0.1, 0.1)
     assert str(caught.value) == (
-        "x has too few images (4): none falls to test; use more images of a class (three are "
-        "enough for train, val and test), or data.test=0 for none"
+        "x has too few images (4): the test split would be empty; use more images of a class "
+        "(three are enough for train, val and test), or data.test=0 for none"
     )
     with pytest.raises(
-        VitrailError, match=r"x has too few images \(8\): none falls to val; use more"
+        VitrailError, match=r"x has too few images \(8\): the val split would be empty; use more"
     ):
         split(many(8), 0.1, 0.1)
     assert [*map(len, split(many(12), 0.1, 0.1).values())] == [4, 4, 4]
-    with pytest.raises(VitrailError, match=r"to test; use data\.split=hash, or more images, or"):
+    with pytest.raises(VitrailError, match=r"be empty; use data\.split=hash, or more images, or"):
         split(many(12), 0.1, 0.1, "stratified")
 
 

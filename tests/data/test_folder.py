@@ -153,7 +153,7 @@ def test_an_empty_class_is_left_out_and_said(tmp_path, capsys):
     (tmp_path / "c").mkdir()
     assert open_folder(tmp_path).labels == ("a", "b")
     assert capsys.readouterr().err == (
-        f"{tmp_path}/ has 1 class folders without pictures, left out: 'c'\n"
+        f"{tmp_path}/ has 1 class folders without images, left out: 'c'\n"
     )
 
 
@@ -167,9 +167,9 @@ def test_a_folder_without_classes_says_what_is_expected(tmp_path, monkeypatch):
 
 def test_a_folder_without_pictures_or_with_one_class_is_an_error(tmp_path):
     (tmp_path / "a").mkdir()
-    assert "has no pictures in its sub-folders" in failure(tmp_path)
+    assert "has no images in its sub-folders" in failure(tmp_path)
     write(tmp_path / "a" / "1.png")
-    assert "has pictures of one class only, 'a'; expected one folder per class" in failure(tmp_path)
+    assert "has images of one class only, 'a'; expected one folder per class" in failure(tmp_path)
     write_classes(tmp_path / "a", {"cat": 1, "dog": 1})
     assert f"did you mean {tmp_path}/a?" in failure(tmp_path)
 
@@ -213,9 +213,9 @@ def test_classes_that_differ_between_parts_are_named(tmp_path):
     write_classes(tmp_path / "train", {"a": 1, "b": 1, "fish": 1})
     write_classes(tmp_path / "test", {"a": 1, "b": 1})
     message = failure(tmp_path)
-    assert message.startswith(f"{tmp_path}/train has pictures of 'fish' and {tmp_path}/test has")
+    assert message.startswith(f"{tmp_path}/train has images of 'fish' and {tmp_path}/test has")
     write_classes(tmp_path / "test", {"fish": 1, "bird": 1})
-    assert failure(tmp_path).startswith(f"{tmp_path}/test has pictures of 'bird'")
+    assert failure(tmp_path).startswith(f"{tmp_path}/test has images of 'bird'")
 
 
 def test_one_part_under_two_names_is_an_error(tmp_path):
@@ -244,7 +244,7 @@ def test_images_that_are_left_out_are_counted_in_one_line(tmp_path, capsys):
         f"{folder}/: left out images that lie in no class folder (1) and .heic and .heif files, "
         "to be saved as JPEG (4)"
     )
-    assert second.endswith("class folders without pictures, left out: 'c'")
+    assert second.endswith("class folders without images, left out: 'c'")
 
 
 def test_images_beside_parts_are_counted_and_flat_images_without_classes_are_not(tmp_path, capsys):
@@ -304,7 +304,7 @@ def test_names_may_have_spaces_and_lines_may_be_blank(tmp_path):
         ("test.txt", "\nimages/one.png 100000\n", "line 2: class 100000 is not below 100,000"),
         ("test.txt", f"images/one.png {'9' * 5000}\n", "line 1: class 9{20} is not below"),
         ("test.txt", "gone.png 1\n", r"test.txt names gone.png, which is not in .*cifar$"),
-        ("val200.txt", "images/one.png 1\n", "val200.txt lists 1 pictures; expected 200$"),
+        ("val200.txt", "images/one.png 1\n", "val200.txt lists 1 images; expected 200$"),
     ],
 )
 def test_a_list_that_cannot_be_meant_is_one_line(tmp_path, file, text, message):

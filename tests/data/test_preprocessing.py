@@ -96,5 +96,5 @@ def test_a_description_survives_a_file_and_refuses_what_it_does_not_know():
 
 
 def test_colours_that_cannot_be_converted_are_one_line():
-    with pytest.raises(VitrailError, match="the picture cannot be decoded: conversion"):
+    with pytest.raises(VitrailError, match="the image cannot be decoded: conversion"):
         Preprocessing()(Image.new("La", (4, 4)))

@@ -97,7 +97,7 @@ def test_leaks_come_first_and_name_both_pictures():
     assert named(found.sections[1].pairs) == [("picture 2", "picture 3", "near")]
     assert found.leaks == found.sections[:1]
     assert found.lines()[:2] == [
-        "leak   train and test: 1 pair, 1 of equal pixels; 1 picture of test",
+        "leak   train and test: 1 pair, 1 of equal pixels; 1 image of test",
         "  equal    picture 1 · picture 1",
     ]
     assert found.lines()[2] == "twice  inside train: 1 pair, 0 of equal pixels; 1 group"
@@ -146,7 +146,7 @@ def test_inside_and_against_are_asked_for_apart():
     data = Data(name="large", train=part(scene(0), scene(0)), test=part(scene(1)))
     other = Data(name="small", test=part(scene(2)))
     assert find(data, against=[other], inside=False).lines() == [
-        "no picture of large comes back in test of small"
+        "no image of large comes back in test of small"
     ]
     both = find(data, against=[other])
     assert [(one.first, one.second) for one in both.sections] == [
@@ -171,12 +171,12 @@ def test_broken_pictures_are_left_out_and_named():
     found = find(Data(name="photos", train=part(scene(0), None), test=part(None, scene(0))))
     assert named(found.sections[0].pairs) == [("picture 0", "picture 1", "exact")]
     assert [broken.name for broken in found.broken] == ["picture 1", "picture 0"]
-    assert found.lines()[-1] == "2 broken pictures left out"
+    assert found.lines()[-1] == "2 broken images left out"
 
 
 def test_a_clean_data_set_is_told_so():
     assert find(Data(name="photos", train=part(scene(0)), test=part(scene(1)))).lines() == [
-        "no two pictures of photos look alike"
+        "no two images of photos look alike"
     ]
 
 

@@ -108,5 +108,5 @@ def test_very_many_thumbnails_lie_in_a_file_and_are_the_same(monkeypatch, tmp_pa
 def test_a_disk_that_cannot_hold_them_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "IN_MEMORY", 0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(FailureError, match=r"fingerprints of 1 pictures.*TMPDIR"):
+    with pytest.raises(FailureError, match=r"fingerprints of 1 images.*TMPDIR"):
         fingerprints(gallery([scene(0)]))

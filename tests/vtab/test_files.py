@@ -353,7 +353,7 @@ def test_camelyon_comes_in_its_three_parts(tissue):
         ("valid_x", {}, "Unable to open file"),
         ("test_y", {"x": np.zeros(20)}, "'y'"),
         ("test_y", {"y": np.arange(20)}, "expected classes 0 and 1"),
-        ("test_x", {"x": np.zeros((19, 4, 4, 3), np.uint8)}, "19 pictures and 20 labels"),
+        ("test_x", {"x": np.zeros((19, 4, 4, 3), np.uint8)}, "19 images and 20 labels"),
     ],
 )
 def test_a_damaged_hdf5_file_is_one_line_that_names_it(tissue, file, holds, reason):

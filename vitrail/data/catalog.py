@@ -71,24 +71,31 @@ def get(make: Any, wanted: Mapping[str, Any], name: str, folder: Path) -> Any:
     ) as error:  # fmt: skip
         raise FailureError(
             f"{name} is not in {folder} and cannot be fetched ({reason_of(error)}); connect, or "
-            f"put its pictures there as {name}/train/<class>/… and {name}/test/<class>/…"
+            f"put its images there as {name}/train/<class>/… and {name}/test/<class>/…"
         ) from None
 
 
 def source_of(dataset: Any) -> Source:
-    """A source that opens only the pictures it is asked for."""
-    samples = samples_of(dataset)
+    """A torchvision data set as a source that opens only the images that are needed, as if their
+    files lay in class folders, in the order of their names."""
+    samples = _samples_of(dataset)
     if samples is None:
-        return array_source(dataset)
+        return _array_source(dataset)
     targets = np.array([target for _, target in samples], dtype=np.int64)
-    return file_source([Path(path) for path, _ in samples], targets, labels_of(dataset, targets))
+    labels = _labels_of(dataset, targets)
+    files = [str(Path(path)) for path, _ in samples]
+    names = [f"{labels[t]}/{stable(Path(f).name)}" for f, t in zip(files, targets, strict=True)]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    return FolderSource(
+        labels, targets[order], [names[i] for i in order], Path(), [files[i] for i in order]
+    )
 
 
-def samples_of(dataset: Any) -> list[tuple[str | Path, int]] | None:
-    """The list of files that a data set keeps, under one of several names; none for arrays."""
-    for listed in ("samples", "_samples"):
-        if hasattr(dataset, listed):
-            return list(getattr(dataset, listed))
+def _samples_of(dataset: Any) -> list[tuple[str | Path, int]] | None:
+    """The list of files that a data set has, under one of several names; none for arrays."""
+    for samples in ("samples", "_samples"):
+        if hasattr(dataset, samples):
+            return list(getattr(dataset, samples))
     for files in ("_image_files", "_images"):
         if hasattr(dataset, files):
             return list(zip(getattr(dataset, files), dataset._labels, strict=True))
@@ -101,38 +108,24 @@ def samples_of(dataset: Any) -> list[tuple[str | Path, int]] | None:
     return None
 
 
-def file_source(paths: list[Path], targets: np.ndarray, labels: tuple[str, ...]) -> FolderSource:
-    """Files as if they lay in class folders, in the order of their names."""
-    names = [f"{labels[t]}/{stable(path.name)}" for path, t in zip(paths, targets, strict=True)]
-    order = sorted(range(len(names)), key=names.__getitem__)
-    return FolderSource(
-        Path(),
-        labels,
-        targets[order],
-        [names[i] for i in order],
-        [str(paths[i]) for i in order],
-    )
-
-
-def array_source(dataset: Any) -> ArraySource:
-    """Small pictures that a data set holds in memory."""
+def _array_source(dataset: Any) -> ArraySource:
     pixels = np.asarray(dataset.data)
     if pixels.ndim == 4 and pixels.shape[1] == 3:
         pixels = pixels.transpose(0, 2, 3, 1)
-    found = dataset.targets if hasattr(dataset, "targets") else dataset.labels
-    targets = np.asarray(found).astype(np.int64)
-    labels = labels_of(dataset, targets)
+    targets = dataset.targets if hasattr(dataset, "targets") else dataset.labels
+    targets = np.asarray(targets).astype(np.int64)
+    labels = _labels_of(dataset, targets)
     names = [f"{labels[target]}/{index}" for index, target in enumerate(targets)]
     return ArraySource(labels, targets, names, pixels)
 
 
-def labels_of(dataset: Any, targets: np.ndarray) -> tuple[str, ...]:
+def _labels_of(dataset: Any, targets: np.ndarray) -> tuple[str, ...]:
     """The names of the classes, or their numbers."""
     names = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     return tuple(map(str, names if names else range(int(targets.max()) + 1)))
 
 
-def digits(name: str, folder: Path) -> Data:
+def _digits(name: str, folder: Path) -> Data:
     """scikit-learn's handwritten digits, 8 × 8 pixels; a fifth of each is test."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
@@ -184,18 +177,13 @@ def unpack(archive: Path, target: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def as_published(data: Data) -> Data:
-    """With the parts that it came with."""
-    return data
-
-
-def without_val(data: Data) -> Data:
+def _without_val(data: Data) -> Data:
     """Train and test alone: what is held out for choosing is part of train."""
     return replace(data, val=None)
 
 
-def every_fifth(data: Data) -> Data:
-    """Within each class, in the order of names, every fifth picture is test, from the first on."""
+def _every_fifth(data: Data) -> Data:
+    """Within each class, in the order of names, every fifth image is test, from the first on."""
     train = data.train
     if train is None or data.test is not None:
         return data
@@ -206,23 +194,23 @@ def every_fifth(data: Data) -> Data:
     return replace(data, train=subset(train, ~test), test=subset(train, test))
 
 
-def imagenet(data: Data) -> Data:
+def _imagenet(data: Data) -> Data:
     """The official validation set is what papers test on; class folders get readable names."""
     parts: dict[str, Source | None] = {"train": data.train, "val": data.val, "test": data.test}
     if data.test is None:
         parts |= {"val": None, "test": data.val}
-    named = {part: source and readable(source) for part, source in parts.items()}
+    named = {part: source and _readable(source) for part, source in parts.items()}
     return Data(name=data.name, **named)
 
 
-def all_test(data: Data) -> Data:
+def _all_test(data: Data) -> Data:
     """Undivided data that nobody learns from."""
     if data.train is None or data.test is not None:
-        return imagenet(data)
-    return Data(name=data.name, test=readable(data.train))
+        return _imagenet(data)
+    return Data(name=data.name, test=_readable(data.train))
 
 
-def readable(source: Source) -> Source:
+def _readable(source: Source) -> Source:
     """`tench` for `n01440764`, or for class 0, where all 1,000 classes are there."""
     numbers = source.labels == tuple(map(str, range(1000)))
     wnids = len(source.labels) == 1000 and all(re.fullmatch(r"n\d{8}", x) for x in source.labels)
@@ -235,7 +223,7 @@ def readable(source: Source) -> Source:
 
 @dataclass(frozen=True)
 class Entry:
-    """A data set of the catalogue."""
+    """A data set of the catalog."""
 
     what: str
     classes: int
@@ -243,8 +231,8 @@ class Entry:
     fetch: Callable[[str, Path], Data] | None
     """Gets the data by its name, with its files in a folder; None where nobody may hand it out."""
     origin: str = "torchvision"
-    parts: Callable[[Data], Data] = as_published
-    """The parts that everyone compares on."""
+    parts: Callable[[Data], Data] = lambda data: data
+    """The splits that everyone compares on, out of those that the data comes with."""
     lists: Callable[[str, Path], Data | None] | None = None
     """Opens the data from file lists, which come before all else, where there are any."""
     task: Any = None
@@ -267,7 +255,7 @@ IMAGENET_V2 = partial(
 )
 
 _ENTRIES = {
-    "digits": Entry("handwritten digits, 8 px", 10, 1_797, digits, "scikit-learn"),
+    "digits": Entry("handwritten digits, 8 px", 10, 1_797, _digits, "scikit-learn"),
     "mnist": Entry("handwritten digits, 28 px", 10, 70_000, tv("MNIST", FLAG)),
     "fashion_mnist": Entry("clothes, 28 px", 10, 70_000, tv("FashionMNIST", FLAG)),
     "kmnist": Entry("Japanese letters, 28 px", 10, 70_000, tv("KMNIST", FLAG)),
@@ -275,8 +263,8 @@ _ENTRIES = {
     "cifar10": Entry("objects, 32 px", 10, 60_000, tv("CIFAR10", FLAG)),
     "cifar100": Entry("objects, 32 px", 100, 60_000, tv("CIFAR100", FLAG)),
     "stl10": Entry("objects, 96 px", 10, 13_000, tv("STL10", TWO)),
-    "flower_photos": Entry("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", every_fifth),
-    "flowers102": Entry("flowers (Oxford)", 102, 7_169, tv("Flowers102", TWO), parts=without_val),
+    "flower_photos": Entry("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", _every_fifth),
+    "flowers102": Entry("flowers (Oxford)", 102, 7_169, tv("Flowers102", TWO), parts=_without_val),
     "pets": Entry("cats and dogs by breed (Oxford-IIIT)", 37, 7_349, tv("OxfordIIITPet", PETS)),
     "food101": Entry("dishes", 101, 101_000, tv("Food101", TWO)),
     "dtd": Entry("textures", 47, 5_640, tv("DTD", THREE)),
@@ -288,9 +276,9 @@ _ENTRIES = {
     "fgvc_aircraft": Entry("aircraft by variant", 100, 10_000, tv("FGVCAircraft", THREE)),
     "stanford_cars": Entry("cars by model", 196, 16_185, tv("StanfordCars", TWO)),
     "imagenette": Entry("ten classes of ImageNet", 10, 13_394, tv("Imagenette", VAL_IS_TEST)),
-    "imagenet": Entry("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", imagenet),
+    "imagenet": Entry("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", _imagenet),
     "imagenet21k": Entry("all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"),
-    "imagenet_v2": Entry("new test images", 1_000, 10_000, IMAGENET_V2, "its authors", all_test),
+    "imagenet_v2": Entry("new test images", 1_000, 10_000, IMAGENET_V2, "its authors", _all_test),
 }
 
 
@@ -317,28 +305,14 @@ class _Catalog(Mapping[str, Entry]):
 CATALOGUE = _Catalog()
 
 
-def rows() -> list[dict[str, Any]]:
-    """The catalogue as a table."""
-    return [
-        {
-            "name": name,
-            "classes": entry.classes,
-            "images": entry.images,
-            "what": entry.what,
-            "from": entry.origin,
-        }
-        for name, entry in CATALOGUE.items()
-    ]
-
-
 def data_folder() -> Path:
     """Where data sets lie: `$VITRAIL_DATA`, else a folder in the cache."""
-    told = os.environ.get("VITRAIL_DATA")
-    return Path(told).expanduser() if told else cache() / "data"
+    folder = os.environ.get("VITRAIL_DATA")
+    return Path(folder).expanduser() if folder else cache() / "data"
 
 
 def open_named(name: str) -> Data:
-    """A data set of the catalogue, with the parts that everyone compares on."""
+    """A data set of the catalog, with the parts that everyone compares on."""
     entry, folder = CATALOGUE[name], data_folder()
     data = entry.lists(name, folder) if entry.lists is not None else None
     if data is None:
@@ -352,16 +326,16 @@ def open_named(name: str) -> Data:
         try:
             data = entry.fetch(name, folder)
         except FailureError as error:
-            place, expected = folder / name, entry.classes
-            if not (found := classes_in(place)):
+            if not (folders := _classes_in(folder / name)):
                 raise
             raise type(error)(
-                f"{error}; {place} holds {found} folders, not those of its {expected} classes"
+                f"{error}; {folder / name} holds {folders} folders, not those of its "
+                f"{entry.classes} classes"
             ) from None
     return replace(entry.parts(data), name=name)
 
 
-def classes_in(folder: Path) -> int:
+def _classes_in(folder: Path) -> int:
     """How many class folders lie in a folder, or in its first part."""
     if not folder.is_dir():
         return 0
@@ -375,7 +349,7 @@ def here(folder: Path, entry: Entry) -> Data | None:
         return None
     if is_store(folder):
         return open_store(folder)
-    classes = classes_in(folder)
+    classes = _classes_in(folder)
     if classes == entry.classes or (classes and entry.fetch is None):
         return open_folder(folder)
     return open_shards(str(folder)) if holds_shards(folder) else None

@@ -1,4 +1,4 @@
-"""What a data set holds, and what is wrong with it: counts, sizes, broken pictures, warnings."""
+"""What a data set holds, and what is wrong with it: counts, sizes, broken images, warnings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,38 +9,38 @@ from jaxtyping import Int
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from vitrail.console import echo, table
-from vitrail.data.dataset import Data, Source
-from vitrail.data.reading import Broken, Progress, read_all
+from vitrail.data.dataset import Broken, Data, Source
+from vitrail.data.reading import Progress, read_all
 from vitrail.errors import VitrailError
 
-FEW = 10
-"""Pictures that a class needs to be learnt at all."""
-UNEVEN = 10.0
+_FEW = 10
+"""Images that a class needs to be learnt at all."""
+_UNEVEN = 10.0
 """Between the largest and the smallest class."""
-SMALL = 32
+_SMALL = 32
 """Pixels of the shorter side."""
-ABSENT = {
+_ABSENT = {
     "train": "nothing to learn from",
     "val": "nothing to choose settings on",
     "test": "nothing to measure the final model on",
 }
-BAR = 24
+_BAR = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """One part of a data set; what only decoding shows is empty until every picture is read."""
+class SplitStats:
+    """One part of a data set; what only decoding shows is empty until every image is read."""
 
     name: str
     counts: dict[str, int]
-    """Pictures of each class, broken ones included."""
+    """Images of each class, broken ones included."""
     sizes: Int[np.ndarray, "n 2"] | None = None
-    """Width and height of each readable picture."""
+    """Width and height of each readable image."""
     broken: tuple[Broken, ...] = ()
     small: tuple[str, ...] = ()
-    """Pictures with fewer than SMALL pixels on a side."""
+    """Images with fewer than SMALL pixels on a side."""
     blank: tuple[str, ...] = ()
-    """Pictures of a single colour."""
+    """Images of a single color."""
 
     @property
     def total(self) -> int:
@@ -78,16 +78,16 @@ class Inspection:
 
     name: str
     labels: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[SplitStats, ...]
 
     @property
-    def learnt(self) -> Part:
+    def learnt(self) -> SplitStats:
         """The part whose balance matters."""
         return self.parts[0]
 
     @property
     def imbalance(self) -> float:
-        """How many times as many pictures the largest class has as the smallest that has any."""
+        """How many times as many images the largest class has as the smallest that has any."""
         counts = [count for count in self.learnt.counts.values() if count]
         return max(counts, default=1) / min(counts, default=1)
 
@@ -104,15 +104,15 @@ class Inspection:
     def warnings(self) -> list[str]:
         """What to mend, or to keep in mind."""
         there = {part.name for part in self.parts}
-        found = [f"no {name} part: {why}" for name, why in ABSENT.items() if name not in there]
+        found = [f"no {name} part: {why}" for name, why in _ABSENT.items() if name not in there]
         found += absent_classes(self.parts)
-        few = {label: count for label, count in self.learnt.counts.items() if 0 < count < FEW}
+        few = {label: count for label, count in self.learnt.counts.items() if 0 < count < _FEW}
         if few:
-            told = some([f"{label} ({count})" for label, count in few.items()])
-            found.append(f"fewer than {FEW} pictures in {self.learnt.name} of {told}")
-        if self.imbalance > UNEVEN:
+            told = _some([f"{label} ({count})" for label, count in few.items()])
+            found.append(f"fewer than {_FEW} images in {self.learnt.name} of {told}")
+        if self.imbalance > _UNEVEN:
             found.append(
-                f"the largest class has {self.imbalance:.0f} times as many pictures as the "
+                f"the largest class has {self.imbalance:.0f} times as many images as the "
                 "smallest; class weights or balanced sampling help"
             )
         return found + self.odd_pictures()
@@ -120,13 +120,13 @@ class Inspection:
     def odd_pictures(self) -> list[str]:
         """Warnings that only decoding gives."""
         told = {
-            "pictures that cannot be read, which training skips": [
+            "images that cannot be read, which training skips": [
                 part.broken for part in self.parts
             ],
-            f"pictures with fewer than {SMALL} pixels on a side": [
+            f"images with fewer than {_SMALL} pixels on a side": [
                 part.small for part in self.parts
             ],
-            "pictures of a single colour": [part.blank for part in self.parts],
+            "images of a single color": [part.blank for part in self.parts],
         }
         counts = {what: sum(map(len, found)) for what, found in told.items()}
         return [f"{what}: {count:,}" for what, count in counts.items() if count]
@@ -141,7 +141,7 @@ class Inspection:
 
         def row(label: str) -> list[str]:
             counts = [f"{part.counts.get(label, 0):,}" for part in self.parts]
-            return [label, *counts, "█" * round(BAR * totals[label] / largest)]
+            return [label, *counts, "█" * round(_BAR * totals[label] / largest)]
 
         shown = [row(label) for label in self.labels]
         if len(shown) > most:
@@ -152,7 +152,7 @@ class Inspection:
         return ["class", *names, ""], shown
 
     def lines(self, most: int = 10) -> list[str]:
-        """Sizes, broken pictures by name, and warnings."""
+        """Sizes, broken images by name, and warnings."""
         found = []
         for part in self.parts:
             if spread := part.spread():
@@ -162,7 +162,7 @@ class Inspection:
                 )
                 found.append(f"{part.name:<8} {told}")
         broken = [(part.name, broken) for part in self.parts for broken in part.broken]
-        found += [f"broken   {name}: {reason_line(one)}" for name, one in broken[:most]]
+        found += [f"broken   {name}: {_reason_line(one)}" for name, one in broken[:most]]
         if len(broken) > most:
             found.append(f"broken   … and {len(broken) - most:,} more; --json lists all")
         return found + [f"warning  {warning}" for warning in self.warnings()]
@@ -171,48 +171,48 @@ class Inspection:
 def describe(data: Data) -> Inspection:
     """Classes and counts, at once: nothing is decoded."""
     parts = [
-        Part(name=name, counts=class_counts(source, data.labels))
+        SplitStats(name=name, counts=_class_counts(source, data.labels))
         for name, source in data.parts.items()
     ]
     return Inspection(data.name, data.labels, tuple(parts))
 
 
 def check(data: Data, *, workers: int = 0, progress: Progress = None) -> Inspection:
-    """The same after reading every picture of every part."""
+    """The same after reading every image of every part."""
     described = describe(data)
-    parts = [read_part(part, data.part(part.name), workers, progress) for part in described.parts]
+    parts = [_read_part(part, data.part(part.name), workers, progress) for part in described.parts]
     return replace(described, parts=tuple(parts))
 
 
-def absent_classes(parts: Sequence[Part]) -> list[str]:
+def absent_classes(parts: Sequence[SplitStats]) -> list[str]:
     """A line for each part that lacks classes."""
     lacking = {
         part.name: [label for label, count in part.counts.items() if not count] for part in parts
     }
     return [
-        f"{name} has no images of {some(labels)}; add some, or try data.split=stratified"
+        f"{name} has no images of {_some(labels)}; add some, or try data.split=stratified"
         for name, labels in lacking.items()
         if labels
     ]
 
 
-def class_counts(source: Source, labels: Sequence[str]) -> dict[str, int]:
-    """Pictures of each class, in the order of the classes."""
+def _class_counts(source: Source, labels: Sequence[str]) -> dict[str, int]:
+    """Images of each class, in the order of the classes."""
     counts = np.bincount(source.targets, minlength=len(source.labels)).tolist()
     return dict.fromkeys(labels, 0) | dict(zip(source.labels, counts, strict=True))
 
 
-def read_part(part: Part, source: Source, workers: int, progress: Progress) -> Part:
+def _read_part(part: SplitStats, source: Source, workers: int, progress: Progress) -> SplitStats:
     """A part with what decoding shows."""
     sizes, broken = np.zeros((len(source.targets), 2), dtype=np.int32), {}
     blank = np.zeros(len(source.targets), dtype=bool)
-    for index, seen in read_all(source, measure, workers=workers, progress=progress):
+    for index, seen in read_all(source, _measure, workers=workers, progress=progress):
         if isinstance(seen, Broken):
             broken[index] = seen
         else:
             *sizes[index], blank[index] = seen
     readable = sizes[:, 0] > 0
-    small = readable & (sizes.min(1) < SMALL)
+    small = readable & (sizes.min(1) < _SMALL)
     names = source.names
     return replace(
         part,
@@ -223,9 +223,9 @@ def read_part(part: Part, source: Source, workers: int, progress: Progress) -> P
     )
 
 
-def measure(picture: Image.Image) -> tuple[int, int, bool]:
+def _measure(image: Image.Image) -> tuple[int, int, bool]:
     """Width, height, and whether it shows nothing at all."""
-    return picture.width, picture.height, picture.getcolors(1) is not None
+    return image.width, image.height, image.getcolors(1) is not None
 
 
 def show(inspection: Inspection) -> None:
@@ -237,47 +237,47 @@ def show(inspection: Inspection) -> None:
         echo("\n" + "\n".join(lines))
 
 
-def reason_line(broken: Broken) -> str:
+def _reason_line(broken: Broken) -> str:
     """The reason, with the name unless it says it."""
     return broken.reason if broken.name in broken.reason else f"{broken.name}: {broken.reason}"
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
+def _some(names: Sequence[str], most: int = 5) -> str:
     """`a, b, c` or `a, b, c, d, e and 12 more`."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-PAPER, INK, FRAME = (255, 255, 255), (68, 68, 68), (236, 236, 236)
-Resampling = Image.Resampling
+_PAPER, _INK, _FRAME = (255, 255, 255), (68, 68, 68), (236, 236, 236)
+_Resampling = Image.Resampling
 
 
 def sheet(
     source: Source, *, columns: int = 8, rows: int = 8, side: int = 128, seed: int = 0
 ) -> Image.Image:
-    """Pictures drawn evenly from the classes, class by class, with the names of their classes."""
+    """Images drawn evenly from the classes, class by class, with the names of their classes."""
     chosen = drawn(source, columns * rows, seed)
     if not chosen:
-        raise VitrailError("there are no pictures to put on a sheet")
+        raise VitrailError("there are no images to put on a sheet")
     tiles, captions = [], []
     for index in chosen:
         try:
             tiles.append(source.picture(index))
         except VitrailError:
-            tiles.append(broken_tile(source.names[index], side))
+            tiles.append(_broken_tile(source.names[index], side))
         captions.append(source.labels[source.targets[index]])
     return grid(tiles, columns=columns, side=side, captions=captions)
 
 
 def drawn(source: Source, count: int, seed: int) -> list[int]:
-    """So many pictures, as equally many of each class as there are, in the order of the classes."""
+    """So many images, as equally many of each class as there are, in the order of the classes."""
     generator = np.random.default_rng(seed)
     targets = source.targets
     shuffled = generator.permutation(len(targets))
     by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
     sizes = np.bincount(targets, minlength=len(source.labels))
     turn = np.arange(len(targets)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    # One picture of every class, then a second of each, and so on; the last round is a lottery.
+    # One image of every class, then a second of each, and so on; the last round is a lottery.
     order = np.lexsort((generator.random(len(targets)), turn))
     return by_class[np.sort(order[:count])].tolist()
 
@@ -285,41 +285,41 @@ def drawn(source: Source, count: int, seed: int) -> list[int]:
 def grid(
     images: Sequence[Image.Image], *, columns: int, side: int, captions: Sequence[str] | None = None
 ) -> Image.Image:
-    """Pictures in rows, each whole inside a square, with a line of text below."""
+    """Images in rows, each whole inside a square, with a line of text below."""
     if captions is not None and len(captions) != len(images):
-        raise VitrailError(f"{len(images)} pictures, but {len(captions)} captions")
+        raise VitrailError(f"{len(images)} images, but {len(captions)} captions")
     columns = max(1, min(columns, len(images)))
     gap, text = max(4, side // 16), max(9, side // 11)
     font = letters(text)
     line = 0 if captions is None else round(1.6 * text)
     across, down = side + gap, side + line + gap
     paper = Image.new(
-        "RGB", (gap + columns * across, gap + -(-len(images) // columns) * down), PAPER
+        "RGB", (gap + columns * across, gap + -(-len(images) // columns) * down), _PAPER
     )
     pen = ImageDraw.Draw(paper)
     for number, image in enumerate(images):
         x, y = gap + number % columns * across, gap + number // columns * down
-        paper.paste(tile(image, side), (x, y))
+        paper.paste(_tile(image, side), (x, y))
         if captions is not None:
             caption = shortened(captions[number], font, side)
-            pen.text((x + side / 2, y + side + line / 2), caption, INK, font, anchor="mm")
+            pen.text((x + side / 2, y + side + line / 2), caption, _INK, font, anchor="mm")
     return paper
 
 
-def tile(image: Image.Image, side: int) -> Image.Image:
-    """A picture as large as fits into a square; tiny ones keep their pixels sharp."""
+def _tile(image: Image.Image, side: int) -> Image.Image:
+    """An image as large as fits into a square; tiny ones keep their pixels sharp."""
     enlarged = side >= 4 * max(image.size)
-    method = Resampling.NEAREST if enlarged else Resampling.LANCZOS
-    return ImageOps.pad(image.convert("RGB"), (side, side), method, color=FRAME)
+    method = _Resampling.NEAREST if enlarged else _Resampling.LANCZOS
+    return ImageOps.pad(image.convert("RGB"), (side, side), method, color=_FRAME)
 
 
-def broken_tile(name: str, side: int) -> Image.Image:
-    """What stands for a picture that cannot be read: its name on grey."""
+def _broken_tile(name: str, side: int) -> Image.Image:
+    """What stands for an image that cannot be read: its name on gray."""
     paper = Image.new("RGB", (side, side), (200, 200, 200))
     pen, font = ImageDraw.Draw(paper), letters(max(8, side // 12))
     for line, word in enumerate(("broken", name.rpartition("/")[2])):
         at = (side / 2, side * (0.42 + 0.16 * line))
-        pen.text(at, shortened(word, font, side - 8), INK, font, anchor="mm")
+        pen.text(at, shortened(word, font, side - 8), _INK, font, anchor="mm")
     return paper
 
 

@@ -37,43 +37,43 @@ def open_data(
     seed: int = 0,
     only: str | Path = "",
 ) -> Data:
-    """A folder, file lists, tar files, a store or a name of the catalogue, with train, val, test.
+    """A folder, file lists, tar files, a store or a name of the catalog, with train, val, test.
 
     What the data does not bring is taken out of train: fractions `test`, then `val`; of the rest,
-    the pictures named in the file `only` stay, if there is one; then `subset` pictures of train are
+    the images named in the file `only` stay, if there is one; then `subset` images of train are
     drawn by the `seed`. Zero takes nothing out, or keeps all.
     """
     brought = where if isinstance(where, Data) else as_brought(where)
     data = hold_out(brought, val=val, test=test, how=split)
     if only:
-        data = replace(data, train=named_in(Path(only), data.part("train")))
+        data = replace(data, train=_named_in(Path(only), data.part("train")))
     if not subset:
         return data
     return replace(data, train=random_subset(data.part("train"), subset, seed))
 
 
 def of_catalogue(where: str | Path) -> bool:
-    """Whether a name is taken for the catalogue's: what lies here under that name comes first."""
+    """Whether a name is taken for the catalog's: what lies here under that name comes first."""
     if str(where) not in catalog.CATALOGUE:
         return False
     path, kept = Path(where), catalog.data_folder() / where
-    # Whoever stands in the folder of all data sets sees the catalogue's own files.
+    # Whoever stands in the folder of all data sets sees the catalog's own files.
     return not path.exists() or (kept.exists() and path.samefile(kept))
 
 
 def as_brought(where: str | Path, unlabelled: bool = False) -> Data:
-    """The data with the parts that it comes with; `unlabelled` pictures need no classes."""
+    """The data with the parts that it comes with; `unlabelled` images need no classes."""
     path = Path(where).expanduser()
     if of_catalogue(where):
         return catalog.open_named(str(where))
     if str(where) in catalog.CATALOGUE:
-        say(f"data     ./{where} is used, not the catalogue's data set of that name")
+        say(f"data     ./{where} is used, not the catalog's data set of that name")
     if is_store(path):
         return open_store(path)
     if is_url(str(where)) or looks_like_shards(str(where)):
         return open_shards(str(where) if is_url(str(where)) else str(path), unlabelled)
     if not path.is_dir():
-        raise nothing_there(str(where))
+        raise _nothing_there(str(where))
     if holds_lists(path):
         return open_lists(path)
     opened = open_shards(str(path), unlabelled) if holds_shards(path) else None
@@ -98,19 +98,19 @@ def refuse_brought(brought: Data, given: Mapping[str, Any]) -> None:
         )
 
 
-def named_in(path: Path, source: Source) -> Subset:
-    """The pictures whose names a file lists, one on each line, as `vitrail data` writes them."""
+def _named_in(path: Path, source: Source) -> Subset:
+    """The images whose names a file lists, one on each line, as `vitrail data` writes them."""
     try:
         wanted = set(path.read_text(encoding="utf-8").split("\n"))
     except (OSError, UnicodeError) as error:
         raise VitrailError(f"cannot read the names in {path} ({one_line(error)})") from None
     kept = [index for index, name in enumerate(source.names) if name in wanted]
     if not kept:
-        raise VitrailError(f"{path} names no picture of train, as `{source.names[0]}` would be")
+        raise VitrailError(f"{path} names no image of train, as `{source.names[0]}` would be")
     return Subset(source, np.array(kept, dtype=np.int64))
 
 
-def nothing_there(where: str) -> VitrailError:
+def _nothing_there(where: str) -> VitrailError:
     """Neither a path nor a name."""
     place = Path(where)
     with suppress(OSError):
@@ -122,6 +122,6 @@ def nothing_there(where: str) -> VitrailError:
         return VitrailError(f"{where} needs the package vitrail.vtab; install Vitrail with it")
     near = did_you_mean(where, [*catalog.CATALOGUE, *beside])
     return VitrailError(
-        f"'{where}' is no folder, no tar file and no name of the catalogue"
+        f"'{where}' is no folder, no tar file and no name of the catalog"
         f"{near or '; give a folder with one folder per class'}"
     )

@@ -1,4 +1,4 @@
-"""From a picture to the tensor a model was trained on; the description travels with the weights."""
+"""From an image to the tensor a model was trained on; the description travels with the weights."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -21,13 +21,13 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How a picture is resized, cropped and scaled before the model sees it."""
+    """How an image is resized, cropped and scaled before the model sees it."""
 
     size: tuple[int, int] = (224, 224)
     """Rows and columns that the model gets."""
     short_side: int = 0
     """Resize so that the short side of `size` would have so many pixels, keeping the aspect, then
-    crop the centre; zero squeezes to `size`."""
+    crop the center; zero squeezes to `size`."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     antialias: bool = True
     mean: Color = (0.5, 0.5, 0.5)
@@ -35,8 +35,8 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         sides = isinstance(self.size, tuple) and len(self.size) == 2 and min(self.size) > 0
-        colours = isinstance(self.mean, tuple) and isinstance(self.std, tuple)
-        if not sides or not colours or len(self.mean) != len(self.std):
+        colors = isinstance(self.mean, tuple) and isinstance(self.std, tuple)
+        if not sides or not colors or len(self.mean) != len(self.std):
             raise VitrailError(f"cannot preprocess to {self.size}, {self.mean}, {self.std}")
 
     def __call__(self, picture: Image.Image | np.ndarray | Path | str) -> Float[Tensor, "c y x"]:
@@ -44,10 +44,10 @@ class Preprocessing:
             picture = open_picture(Path(picture))
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         if not isinstance(image, Image.Image):
-            raise VitrailError(f"expected a picture, array or path, not {type(image).__name__}")
+            raise VitrailError(f"expected an image, array or path, not {type(image).__name__}")
         if len(self.mean) not in (1, 3):
-            raise VitrailError(f"pictures have 1 or 3 channels, this model takes {len(self.mean)}")
-        with readable("the picture"):
+            raise VitrailError(f"images have 1 or 3 channels, this model takes {len(self.mean)}")
+        with readable("the image"):
             rgb = upright(image)
         return self.transform()(rgb if len(self.mean) == 3 else rgb.convert("L"))
 
@@ -67,7 +67,7 @@ class Preprocessing:
         return v2.functional.resize(image, [rows, columns], mode, antialias=self.antialias)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns that a picture has before it is cropped."""
+        """Rows and columns that an image has before it is cropped."""
         rows, columns = self.size
         if self.short_side:
             scale = self.short_side / min(self.size)

@@ -1,7 +1,9 @@
-"""Where in a tar file each picture lies, and what the tar says of its class.
+"""Tar files of images: fetched when needed, indexed once, then read in any order.
 
-The tar is walked through once; what was found is kept in the cache, so that pictures can then be
-read in any order. Only facts are kept here, what they mean is decided when shards are opened.
+Those of the web are fetched when they are first read, and the least recently used ones are deleted
+to make room, so that data may be larger than the disk. An index says where in a tar each image
+lies, and what the tar says of its class; it is stored in the cache. It holds only facts: what they
+mean is decided when shards are opened.
 """
 
 import hashlib
@@ -23,201 +25,25 @@ from jaxtyping import Int64
 
 from vitrail.data.dataset import joined, separate, stable
 from vitrail.data.folder import is_litter, is_picture
+from vitrail.data.reading import write_cached
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.web import cache, fetch_file, place
 
-CLASS_LISTS = ("classes.txt", "labels.txt")
-"""Files that name the classes, one per line, in the order of their numbers."""
-COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-BEGINNING = 1 << 16
-"""So many bytes of a shard are hashed."""
-
-
-@dataclass(frozen=True)
-class Index:
-    """The pictures of one tar file, in the order in which they lie there."""
-
-    offsets: Int64[np.ndarray, " n"]
-    sizes: Int64[np.ndarray, " n"]
-    members: Sequence[str]
-    """The pictures' paths in the tar."""
-    told: Sequence[str]
-    """What lies beside each picture as its label; empty where nothing does."""
-    classes: Sequence[str]
-    """The lines of a class list in the tar."""
-    length: int
-    beginning: str
-    """The tar's size in bytes, and a hash of its first ones."""
-    damage: str
-    """Why the rest of the tar cannot be read."""
-
-    def save(self, path: Path) -> None:
-        """Whole or not at all; a cache that cannot be written only costs time."""
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                np.savez(
-                    file,
-                    offsets=self.offsets,
-                    sizes=self.sizes,
-                    members=joined(self.members),
-                    told=joined(self.told),
-                    classes=joined(self.classes),
-                    shard=joined([str(self.length), self.beginning, self.damage]),
-                )
-            temporary.replace(path)
-
-
-def load(path: Path) -> Index | None:
-    """What `save` wrote; None where there is nothing, or something else."""
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            length, beginning, damage = separate(file["shard"])
-            index = Index(
-                file["offsets"],
-                file["sizes"],
-                separate(file["members"]),
-                separate(file["told"]),
-                separate(file["classes"]),
-                int(length),
-                beginning,
-                damage,
-            )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-    n = len(index.offsets)
-    return index if n == len(index.sizes) == len(index.members) == len(index.told) else None
-
-
-@dataclass
-class Sample:
-    """The files of a tar that share a key."""
-
-    pictures: list[tuple[str, int, int, bool]] = field(default_factory=list)
-    """Path, offset, size, and whether the path is the key with a plain suffix."""
-    labels: dict[str, str] = field(default_factory=dict)
-
-    def kept(self) -> list[tuple[str, int, int, str]]:
-        """One picture where a label belongs to the key; each for itself where there is none."""
-        told = self.labels.get("cls") or self.labels.get("json") or ""
-        pictures = sorted(self.pictures, key=lambda picture: not picture[-1])
-        return [(*picture[:-1], told) for picture in (pictures[:1] if told else self.pictures)]
-
-
-def build(path: Path, name: str) -> Index:
-    """One pass over a tar file from its beginning to its end."""
-    length, beginning = path.stat().st_size, beginning_of(path)
-    refuse_compressed(path, name)
-    samples: dict[str, Sample] = {}
-    classes: list[str] = []
-    damage = ""
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for member in whole_members(tar, length):
-                _add_member(tar, member, samples, classes)
-            damage = unread(path, tar.offset)
-    except (tarfile.TarError, ValueError, OverflowError) as error:  # the latter of odd headers
-        damage = one_line(error)
-    found = [picture for sample in samples.values() for picture in sample.kept()]
-    if not found:
-        reason = f" ({damage})" if damage else ""
-        raise VitrailError(
-            f"{name} holds no pictures{reason}; expected an uncompressed tar of them"
-        )
-    members, offsets, sizes, told = zip(*found, strict=True)
-    return Index(
-        np.array(offsets, dtype=np.int64),
-        np.array(sizes, dtype=np.int64),
-        members,
-        told,
-        classes,
-        length,
-        beginning,
-        damage,
-    )
-
-
-def whole_members(tar: tarfile.TarFile, length: int) -> Iterator[tarfile.TarInfo]:
-    """The plain files of a tar, as far as they lie in it to their end."""
-    while (member := tar.next()) is not None:
-        vars(tar)["members"] = []  # or a tar of a million files would fill the memory
-        plain = member.isreg() and not member.issparse()
-        if plain and member.offset_data + member.size <= length:
-            yield member
-
-
-def _add_member(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, samples: dict[str, Sample], classes: list[str]
-) -> None:
-    """A file goes to its sample: its key is its path up to the first dot of the last name."""
-    path = stable(member.name.removeprefix("./"))
-    if any(map(is_litter, path.split("/"))):
-        return
-    folder, slash, name = path.rpartition("/")
-    key, _, suffix = name.partition(".")
-    sample = samples.setdefault(f"{folder}{slash}{key}", Sample())
-    if suffix.lower() in ("cls", "json"):
-        sample.labels[suffix.lower()] = label_in(text_of(tar, member), suffix.lower())
-    elif is_picture(name):
-        sample.pictures.append((path, member.offset_data, member.size, "." not in suffix))
-    elif name.lower() in CLASS_LISTS:
-        classes[:] = text_of(tar, member).splitlines()
-
-
-def text_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
-    """A small file's text."""
-    file = tar.extractfile(member)
-    return "" if file is None else file.read(1 << 24).decode("utf-8", "replace")
-
-
-def label_in(text: str, suffix: str) -> str:
-    """A class number or name; JSON keeps it as `label` or `cls`."""
-    if suffix == "cls":
-        return text.strip().replace("\0", "")
-    try:
-        told = json.loads(text)
-    except (ValueError, RecursionError):
-        return ""
-    if isinstance(told, dict):
-        told = told.get("label", told.get("cls"))
-    known = isinstance(told, (int, str)) and not isinstance(told, bool)
-    return str(told).strip().replace("\0", "") if known else ""
-
-
-def refuse_compressed(path: Path, name: str) -> None:
-    """Inside a compressed tar nothing can be found without reading all that lies before it."""
-    with path.open("rb") as file:
-        begins = file.read(8)
-    if begins.startswith(COMPRESSED):
-        raise VitrailError(f"{name} is compressed; unpack it, or make an uncompressed tar of it")
-
-
-def unread(path: Path, offset: int) -> str:
-    """A tar ends with zeros; anything else where the walk stopped is no file's header."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        return "what follows is no tar" if file.read(512).strip(b"\0") else ""
-
-
-def beginning_of(path: Path) -> str:
-    """A hash of a file's first bytes."""
-    with path.open("rb") as file:
-        return hash_of(file.read(BEGINNING))
-
-
-def hash_of(data: bytes) -> str:
-    """What tells one shard from another of the same length."""
-    return hashlib.sha256(data).hexdigest()
-
-
 T = TypeVar("T")
 
-BUDGET_GB = 20.0
-"""What fetched shards may take up; `$VITRAIL_SHARD_CACHE_GB` says otherwise."""
-OPEN_FILES = 64
-TRIES = 3
+CLASS_LISTS = ("classes.txt", "labels.txt")
+"""Files that name the classes, one per line, in the order of their numbers."""
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+_BEGINNING = 1 << 16
+"""So many bytes of a shard are hashed."""
+_BUDGET_GB = 20.0
+"""What fetched shards may take up, unless `$VITRAIL_SHARD_CACHE_GB` is set."""
+_OPEN_FILES = 64
+_TRIES = 3
 """How often a shard is fetched that other processes keep deleting."""
+
+
+# Files.
 
 
 @dataclass(frozen=True)
@@ -234,13 +60,13 @@ class Shard:
 
     def read(self, offset: int, size: int) -> bytes:
         """Some bytes of the shard, fetched first if need be."""
-        data = opened(self).read(offset, size)
+        data = _opened(self).read(offset, size)
         if len(data) < size:
             raise FailureError(f"{self.address} was cut short while it was in use; open it again")
         return data
 
 
-class Opened:
+class _OpenFile:
     """A file that is read at any place, by several threads and forked processes at once.
 
     It closes with the last reference to it, and is never pickled: sources hold `Shard`s, and each
@@ -254,7 +80,7 @@ class Opened:
 
     def read(self, offset: int, size: int) -> bytes:
         try:
-            if sys.platform == "win32":  # knows no reading at a place
+            if sys.platform == "win32":  # has no pread
                 with self.path.open("rb") as file:
                     file.seek(offset)
                     return file.read(size)
@@ -263,24 +89,24 @@ class Opened:
             raise FailureError(f"cannot read {self.path} ({one_line(error)})") from None
 
     def is_deleted(self) -> bool:
-        """Whether closing this file would free its place on the disk."""
+        """Whether closing this file would free its space on the disk."""
         return os.fstat(self.descriptor).st_nlink == 0
 
 
-files: dict[Shard, Opened] = {}
-"""What this process has open."""
+files: dict[Shard, _OpenFile] = {}
+"""The shards that this process has open."""
 
 
-def opened(shard: Shard) -> Opened:
-    """The shard's file, kept open in this process; it must still be what was indexed."""
+def _opened(shard: Shard) -> _OpenFile:
+    """The shard's file, which stays open in this process; it must still be what was indexed."""
     if (file := files.get(shard)) is not None:
         return file
     for other, file in list(files.items()):
-        if file.is_deleted() or len(files) >= OPEN_FILES:
+        if file.is_deleted() or len(files) >= _OPEN_FILES:
             files.pop(other, None)
-    file = on_file(shard.address, Opened)
+    file = on_file(shard.address, _OpenFile)
     length = os.fstat(file.descriptor).st_size
-    if length != shard.length or hash_of(file.read(0, BEGINNING)) != shard.beginning:
+    if length != shard.length or _hash_of(file.read(0, _BEGINNING)) != shard.beginning:
         raise FailureError(f"{shard.address} has changed since it was indexed; open it again")
     files[shard] = file
     return file
@@ -288,15 +114,12 @@ def opened(shard: Shard) -> Opened:
 
 def on_file(address: str, use: Callable[[Path], T]) -> T:
     """What `use` makes of the shard's file; other processes may delete a fetched one meanwhile."""
-    for _ in range(TRIES):
-        path = local(address)
+    for _ in range(_TRIES):
         try:
-            return use(path)
-        except FileNotFoundError as error:
-            if not is_url(address):
-                raise FailureError(f"cannot read {address} ({one_line(error)})") from None
+            return use(_local(address) if is_url(address) else Path(address))
         except OSError as error:
-            raise FailureError(f"cannot read {address} ({one_line(error)})") from None
+            if not (is_url(address) and isinstance(error, FileNotFoundError)):
+                raise FailureError(f"cannot read {address} ({one_line(error)})") from None
     raise FailureError(
         f"{address} is deleted as soon as it is fetched; raise VITRAIL_SHARD_CACHE_GB"
     )
@@ -308,31 +131,32 @@ def is_url(address: str) -> bool:
 
 
 def path_of(address: str) -> str:
-    """An address without what follows a question mark; in a path that is a part of the name."""
+    """An address without what follows a question mark; in a path that is part of the name."""
     return address.partition("?")[0] if is_url(address) else address
 
 
 def fetched(url: str) -> Path:
-    """Where the shard behind an address is kept while there is room."""
-    return place(url, cache() / "shards" / "files")
+    """Where the shard behind an address is stored while there is room."""
+    return place(url, _fetched_folder())
 
 
-def local(address: str) -> Path:
-    """The shard as a file of this machine, marked as used just now."""
-    if not is_url(address):
-        return Path(address)
-    path = fetched(address)
-    fresh = not path.exists()
-    fetch_file(address, cache() / "shards" / "files")
+def _fetched_folder() -> Path:
+    return cache() / "shards" / "files"
+
+
+def _local(url: str) -> Path:
+    """The fetched shard, marked as used just now."""
+    fresh = not fetched(url).exists()
+    path = fetch_file(url, _fetched_folder())
     with suppress(OSError):
         os.utime(path)
     if fresh:
-        make_room(cache() / "shards" / "files", path)
+        _make_room(_fetched_folder(), path)
     return path
 
 
-def make_room(folder: Path, newest: Path) -> None:
-    """Deletes the shards unused for longest, until the rest keeps to the budget.
+def _make_room(folder: Path, newest: Path) -> None:
+    """Deletes the least recently used shards until the rest is within the budget.
 
     A process that has a deleted file open reads on: its bytes go when the last one closes it.
     """
@@ -343,7 +167,7 @@ def make_room(folder: Path, newest: Path) -> None:
             if path.is_file() and path.suffix not in (".lock", ".part", ".etag"):
                 held.append((status.st_mtime, status.st_size, path))
     total = sum(size for _, size, _ in held)
-    limit = budget(folder, total)
+    limit = _budget(folder, total)
     for _, size, path in sorted(held):
         if total <= limit:
             return
@@ -353,14 +177,173 @@ def make_room(folder: Path, newest: Path) -> None:
             total -= size
 
 
-def budget(folder: Path, held: int) -> float:
-    """How many bytes of shards are kept: as told, else 20 GB, or less on a small disk."""
-    told = os.environ.get("VITRAIL_SHARD_CACHE_GB")
-    if told is None:
-        return min(BUDGET_GB * 1e9, 0.8 * (held + shutil.disk_usage(folder).free))
+def _budget(folder: Path, held: int) -> float:
+    """How many bytes of shards may stay: as set, else 20 GB, or less on a small disk."""
+    setting = os.environ.get("VITRAIL_SHARD_CACHE_GB")
+    if setting is None:
+        return min(_BUDGET_GB * 1e9, 0.8 * (held + shutil.disk_usage(folder).free))
     try:
-        return float(told) * 1e9
+        return float(setting) * 1e9
     except ValueError:
         raise VitrailError(
-            f"VITRAIL_SHARD_CACHE_GB={told}: expected a number of gigabytes, such as 20"
+            f"VITRAIL_SHARD_CACHE_GB={setting}: expected a number of gigabytes, such as 20"
         ) from None
+
+
+# Indices.
+
+
+@dataclass(frozen=True)
+class Index:
+    """The images of one tar file, in the order in which they lie there."""
+
+    offsets: Int64[np.ndarray, " n"]
+    sizes: Int64[np.ndarray, " n"]
+    members: Sequence[str]
+    """The images' paths in the tar."""
+    told: Sequence[str]
+    """The label beside each image; empty where there is none."""
+    classes: Sequence[str]
+    """The lines of a class list in the tar."""
+    length: int
+    beginning: str
+    """The tar's size in bytes, and a hash of its first ones."""
+    damage: str
+    """Why the rest of the tar cannot be read."""
+
+    def save(self, path: Path) -> None:
+        arrays = {
+            "offsets": self.offsets,
+            "sizes": self.sizes,
+            "members": joined(self.members),
+            "told": joined(self.told),
+            "classes": joined(self.classes),
+            "shard": joined([str(self.length), self.beginning, self.damage]),
+        }
+        write_cached(path, lambda file: np.savez(file, **arrays))
+
+    @staticmethod
+    def load(path: Path) -> "Index | None":
+        """What `save` wrote; None where there is nothing, or something else."""
+        try:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                offsets, sizes = file["offsets"], file["sizes"]
+                members, told, classes = (separate(file[x]) for x in ("members", "told", "classes"))
+                length, beginning, damage = separate(file["shard"])
+            if not len(offsets) == len(sizes) == len(members) == len(told):
+                return None
+            return Index(offsets, sizes, members, told, classes, int(length), beginning, damage)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+
+    def is_outdated(self, path: Path) -> bool:
+        """Whether something else has been fetched since: what lies behind an address may change."""
+        try:
+            return (path.stat().st_size, _beginning_of(path)) != (self.length, self.beginning)
+        except OSError:  # not here now
+            return False
+
+
+@dataclass
+class _Sample:
+    """The files of a tar that share a key."""
+
+    images: list[tuple[str, int, int, bool]] = field(default_factory=list)
+    """Path, offset, size, and whether the path is the key with a plain suffix."""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[str, int, int, str]]:
+        """One image where a label belongs to the key; each for itself where there is none."""
+        label = self.labels.get("cls") or self.labels.get("json") or ""
+        images = sorted(self.images, key=lambda image: not image[-1])
+        return [(*image[:-1], label) for image in (images[:1] if label else self.images)]
+
+
+def build_index(path: Path, name: str) -> Index:
+    """One pass over a tar file from its beginning to its end."""
+    length, beginning = path.stat().st_size, _beginning_of(path)
+    with path.open("rb") as file:
+        if file.read(8).startswith(_COMPRESSED):
+            # Inside a compressed tar nothing can be found without reading all that lies before it.
+            raise VitrailError(
+                f"{name} is compressed; unpack it, or make an uncompressed tar of it"
+            )
+    samples: dict[str, _Sample] = {}
+    classes: list[str] = []
+    damage = ""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in _whole_members(tar, length):
+                _add_member(tar, member, samples, classes)
+            damage = _unread(path, tar.offset)
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # the latter of odd headers
+        damage = one_line(error)
+    rows = [row for sample in samples.values() for row in sample.rows()]
+    if not rows:
+        reason = f" ({damage})" if damage else ""
+        raise VitrailError(f"{name} holds no images{reason}; expected an uncompressed tar of them")
+    members, offsets, sizes, told = zip(*rows, strict=True)
+    at, lengths = (np.array(numbers, dtype=np.int64) for numbers in (offsets, sizes))
+    return Index(at, lengths, members, told, classes, length, beginning, damage)
+
+
+def _whole_members(tar: tarfile.TarFile, length: int) -> Iterator[tarfile.TarInfo]:
+    """The plain files of a tar, as far as they lie in it to their end."""
+    while (member := tar.next()) is not None:
+        vars(tar)["members"] = []  # or a tar of a million files would fill the memory
+        plain = member.isreg() and not member.issparse()
+        if plain and member.offset_data + member.size <= length:
+            yield member
+
+
+def _add_member(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, samples: dict[str, _Sample], classes: list[str]
+) -> None:
+    """Adds a file to its sample, whose key is the path up to the first dot of the last name."""
+    path = stable(member.name.removeprefix("./"))
+    if any(map(is_litter, path.split("/"))):
+        return
+    folder, slash, name = path.rpartition("/")
+    key, _, suffix = name.partition(".")
+    sample = samples.setdefault(f"{folder}{slash}{key}", _Sample())
+    if suffix.lower() in ("cls", "json"):
+        sample.labels[suffix.lower()] = _label_in(_text_of(tar, member), suffix.lower())
+    elif is_picture(name):
+        sample.images.append((path, member.offset_data, member.size, "." not in suffix))
+    elif name.lower() in CLASS_LISTS:
+        classes[:] = _text_of(tar, member).splitlines()
+
+
+def _text_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    file = tar.extractfile(member)
+    return "" if file is None else file.read(1 << 24).decode("utf-8", "replace")
+
+
+def _label_in(text: str, suffix: str) -> str:
+    """A class number or name; JSON has it as `label` or `cls`."""
+    if suffix == "cls":
+        return text.strip().replace("\0", "")
+    try:
+        label = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    if isinstance(label, dict):
+        label = label.get("label", label.get("cls"))
+    known = isinstance(label, (int, str)) and not isinstance(label, bool)
+    return str(label).strip().replace("\0", "") if known else ""
+
+
+def _unread(path: Path, offset: int) -> str:
+    """A tar ends with zeros; anything else where the walk stopped is not a file's header."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return "what follows is no tar" if file.read(512).strip(b"\0") else ""
+
+
+def _beginning_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return _hash_of(file.read(_BEGINNING))
+
+
+def _hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

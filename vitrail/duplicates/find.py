@@ -1,8 +1,8 @@
-"""Pictures that lie in a data set twice: the same pixels, or the same scene rescaled, compressed,
+"""Images that lie in a data set twice: the same pixels, or the same scene rescaled, compressed,
 brightened or cropped a little.
 
-A picture of train that comes back in test makes the accuracy on test look better than it is; the
-paper removes such pictures from its pre-training data (section 4.1).
+An image of train that comes back in test makes the accuracy on test look better than it is; the
+paper removes such images from its pre-training data (section 4.1).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.data.dataset import Data, Source, Subset
-from vitrail.data.reading import Broken, Progress
+from vitrail.data.dataset import Broken, Data, Source, Subset
+from vitrail.data.reading import Progress
 from vitrail.duplicates.fingerprints import Fingerprints, fingerprints
 from vitrail.duplicates.matching import EXACT, Rows, match
 from vitrail.errors import VitrailError
@@ -20,13 +20,13 @@ from vitrail.errors import VitrailError
 DISTANCE = 8
 """Bits of 64 that may differ between the hashes of near duplicates."""
 FARTHEST = 12
-"""Beyond, the search would take hours for a million pictures, and find strangers."""
-LEAKS = (("train", "test"), ("train", "val"), ("val", "test"))
+"""Beyond, the search would take hours for a million images, and find strangers."""
+_LEAKS = (("train", "test"), ("train", "val"), ("val", "test"))
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures that are one."""
+    """Two images that are one."""
 
     first: str
     second: str
@@ -44,15 +44,15 @@ class Section:
     second: str
     pairs: tuple[Pair, ...]
     leak: bool = False
-    """Whether pictures to measure on are among those to learn from or to choose by."""
+    """Whether images to measure on are among those to learn from or to choose by."""
     same_labels: bool = True
     """Whether a class of the one is the class of that name in the other."""
     sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
-    """Where the pictures of the first and of the second part are."""
+    """Where the images of the first and of the second part are."""
 
     @property
     def conflicts(self) -> tuple[Pair, ...]:
-        """One picture in two classes."""
+        """One image in two classes."""
         return tuple(pair for pair in self.pairs if self.same_labels and len(set(pair.labels)) > 1)
 
     def lines(self, most: int) -> list[str]:
@@ -60,17 +60,17 @@ class Section:
         if not self.pairs:
             return []
         exact = sum(pair.kind == "exact" for pair in self.pairs)
-        told = f"{counted(len(self.pairs), 'pair')}, {exact:,} of equal pixels"
+        told = f"{_counted(len(self.pairs), 'pair')}, {exact:,} of equal pixels"
         if self.conflicts:
             told += f", {len(self.conflicts):,} in two classes"
         if self.first == self.second:
-            where = f"inside {self.first}: {told}; {counted(len(groups(self.pairs)), 'group')}"
+            where = f"inside {self.first}: {told}; {_counted(len(groups(self.pairs)), 'group')}"
         else:
-            back = counted(len({pair.second for pair in self.pairs}), "picture")
+            back = _counted(len({pair.second for pair in self.pairs}), "image")
             where = f"{self.first} and {self.second}: {told}; {back} of {self.second}"
         conflicts = set(self.conflicts)
         order = sorted(self.pairs, key=lambda pair: pair not in conflicts)
-        shown = [pair_line(pair, pair in conflicts) for pair in order[:most]]
+        shown = [_pair_line(pair, pair in conflicts) for pair in order[:most]]
         rest = [f"  … and {len(order) - most:,} more"] if len(order) > most else []
         return [("leak   " if self.leak else "twice  ") + where, *shown, *rest]
 
@@ -100,7 +100,7 @@ class Duplicates:
     name: str
     sections: tuple[Section, ...]
     broken: tuple[Broken, ...] = ()
-    """Pictures that could not be compared."""
+    """Images that could not be compared."""
 
     @property
     def leaks(self) -> tuple[Section, ...]:
@@ -109,15 +109,15 @@ class Duplicates:
     def lines(self, most: int = 10) -> list[str]:
         """For a terminal: at most so many pairs of each section."""
         found = [line for section in self.sections for line in section.lines(most)]
-        missing = [f"{counted(len(self.broken), 'broken picture')} left out"] if self.broken else []
+        missing = [f"{_counted(len(self.broken), 'broken image')} left out"] if self.broken else []
         return [*(found or [self.nothing()]), *missing]
 
     def nothing(self) -> str:
         """What was looked for in vain."""
         others = dict.fromkeys(one.second for one in self.sections if not one.same_labels)
         if any(one.same_labels for one in self.sections) or not others:
-            return f"no two pictures of {self.name} look alike"
-        return f"no picture of {self.name} comes back in {' or '.join(others)}"
+            return f"no two images of {self.name} look alike"
+        return f"no image of {self.name} comes back in {' or '.join(others)}"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, with every pair."""
@@ -130,7 +130,7 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class Alike:
-    """When two pictures count as one."""
+    """When two images count as one."""
 
     distance: int = DISTANCE
     """Bits of 64 that may differ."""
@@ -140,7 +140,7 @@ class Alike:
     """Whether one may be a mirror image of the other."""
 
 
-USUAL = Alike()
+_USUAL = Alike()
 
 
 def find(
@@ -148,7 +148,7 @@ def find(
     *,
     against: Sequence[Data] = (),
     inside: bool = True,
-    alike: Alike = USUAL,
+    alike: Alike = _USUAL,
     workers: int = 0,
     progress: Progress = None,
 ) -> Duplicates:
@@ -164,27 +164,27 @@ def find(
     broken = [one for prints in own.values() for one in prints.broken]
     sections: list[Section] = []
     for other in against:
-        for second, part in held_out(other).items():
+        for second, part in _held_out(other).items():
             theirs = fingerprints(part, workers=workers, progress=progress)
             broken += theirs.broken
             for first, prints in own.items():
                 names = (first, f"{second} of {other.name}")
                 leak = first == "train"
-                sections.append(section(names, prints, theirs, alike, leak, same_labels=False))
-    for names in inner(own) if inside else ():
+                sections.append(_section(names, prints, theirs, alike, leak, same_labels=False))
+    for names in _inner(own) if inside else ():
         first, second = (own[name] for name in names)
-        sections.append(section(names, first, second, alike, leak=names[0] != names[1]))
+        sections.append(_section(names, first, second, alike, leak=names[0] != names[1]))
     sections.sort(key=lambda section: not section.leak)
     return Duplicates(data.name, tuple(sections), tuple(broken))
 
 
-def held_out(data: Data) -> dict[str, Source]:
+def _held_out(data: Data) -> dict[str, Source]:
     """The parts that may not be learnt from; all of a data set that has only one kind."""
     held = {name: part for name, part in data.parts.items() if name != "train"}
     return held or data.parts
 
 
-def section(
+def _section(
     names: tuple[str, str],
     first: Fingerprints,
     second: Fingerprints,
@@ -203,11 +203,11 @@ def section(
     )
 
 
-def inner(parts: Iterable[str]) -> list[tuple[str, str]]:
+def _inner(parts: Iterable[str]) -> list[tuple[str, str]]:
     """The parts of one data set two by two, then each by itself."""
     there = set(parts)
     each = ((part, part) for part in ("train", "val", "test"))
-    return [(first, second) for first, second in (*LEAKS, *each) if {first, second} <= there]
+    return [(first, second) for first, second in (*_LEAKS, *each) if {first, second} <= there]
 
 
 def pairs(
@@ -222,8 +222,8 @@ def pairs(
     if not 0 <= distance <= FARTHEST:
         raise VitrailError(f"distance = {distance}: expected 0 to {FARTHEST} of 64 bits")
     found = match(a, b, distance=distance, crops=crops, mirrored=mirrored)
-    one = told(a, found[:, 0])
-    two = told(a if b is None else b, found[:, 1])
+    one = _told(a, found[:, 0])
+    two = _told(a if b is None else b, found[:, 1])
     result = [
         Pair(first, second, "exact" if bits == EXACT else "near", max(bits, 0), (label, other))
         for (first, label), (second, other), bits in zip(
@@ -233,8 +233,8 @@ def pairs(
     return sorted(result, key=lambda pair: (pair.kind, pair.distance, pair.first, pair.second))
 
 
-def told(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, str]]:
-    """The names of some pictures, and of their classes."""
+def _told(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, str]]:
+    """The names of some images, and of their classes."""
     indices = prints.indices[rows]
     names, labels = prints.source.names, prints.source.labels
     for index, target in zip(indices, prints.source.targets[indices], strict=True):
@@ -242,7 +242,7 @@ def told(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, str]]:
 
 
 def without(data: Data, duplicates: Duplicates) -> tuple[Subset, tuple[str, ...]]:
-    """The train part without pictures that come back in val or test, and the names removed."""
+    """The train part without images that come back in val or test, and the names removed."""
     train = data.part("train")
     twice = reasons(duplicates)
     names = train.names
@@ -252,7 +252,7 @@ def without(data: Data, duplicates: Duplicates) -> tuple[Subset, tuple[str, ...]
 
 
 def reasons(duplicates: Duplicates) -> dict[str, str]:
-    """For each picture of train that `without` removes, where it comes back."""
+    """For each image of train that `without` removes, where it comes back."""
     leaks = [section for section in duplicates.leaks if section.first == "train"]
     return {
         pair.first: f"comes back in {section.second} as {pair.second}"
@@ -262,7 +262,7 @@ def reasons(duplicates: Duplicates) -> dict[str, str]:
 
 
 def groups(pairs: Sequence[Pair]) -> list[list[str]]:
-    """Inside one part: the pictures that are all one, directly or through others."""
+    """Inside one part: the images that are all one, directly or through others."""
     leader: dict[str, str] = {}
 
     def lead(name: str) -> str:
@@ -279,12 +279,12 @@ def groups(pairs: Sequence[Pair]) -> list[list[str]]:
     return list(found.values())
 
 
-def pair_line(pair: Pair, conflict: bool) -> str:
+def _pair_line(pair: Pair, conflict: bool) -> str:
     """`near 3 bits   daisy/1.jpg · daisy/7.jpg`."""
     kind = "equal " if pair.kind == "exact" else f"near {pair.distance}"
     return f"  {kind:<8} {pair.first} · {pair.second}" + ("  (two classes)" if conflict else "")
 
 
-def counted(count: int, thing: str) -> str:
+def _counted(count: int, thing: str) -> str:
     """`1 pair`, `2,000 pairs`."""
     return f"{count:,} {thing}" + ("" if count == 1 else "s")

@@ -1,7 +1,7 @@
-"""What a picture looks like, in 280 bytes: enough to know it again after it was rescaled,
+"""What an image looks like, in 280 bytes: enough to know it again after it was rescaled,
 compressed, brightened or cropped a little.
 
-A fingerprint is a digest of all pixels and a grey thumbnail. The 64-bit hash of a thumbnail holds
+A fingerprint is a digest of all pixels and a gray thumbnail. The 64-bit hash of a thumbnail holds
 the signs of its lowest frequencies (a DCT, as in pHash), so that hashes of the same scene differ in
 few bits. All of it is linear: the hash that a cropped or mirrored copy would have comes from the
 thumbnail of the original by one more matrix.
@@ -16,28 +16,28 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8, UInt64
 from PIL import Image
 
-from vitrail.data.dataset import Source
-from vitrail.data.reading import Broken, Progress, read_all
+from vitrail.data.dataset import Broken, Source
+from vitrail.data.reading import Progress, read_all
 from vitrail.errors import FailureError, one_line
 
-SIDE = 16
-DIGEST = 16
-HASH_BITS = 64
-FINEST = 10
+_SIDE = 16
+_DIGEST = 16
+_HASH_BITS = 64
+_FINEST = 10
 """Highest frequency that thumbnails are compared by; finer detail is lost to a crop."""
-ROOM = 0.13
-"""How far below 1 the correlation of two thumbnails may be, for pictures rich in detail."""
-RICH = 20.0
-"""Frequencies over which the content of such a picture is spread; photographs have about 25."""
-FLAT = 3.0
-"""Pictures whose thumbnail varies by less, in grey levels, look alike only to the last pixel."""
+_ROOM = 0.13
+"""How far below 1 the correlation of two thumbnails may be, for images rich in detail."""
+_RICH = 20.0
+"""Frequencies over which the content of such an image is spread; photographs have about 25."""
+_FLAT = 3.0
+"""Images whose thumbnail varies by less, in gray levels, look alike only to the last pixel."""
 IN_MEMORY = 1 << 20
-"""Pictures whose thumbnails stay in memory; those of more, at 256 bytes each, go to a file."""
+"""Images whose thumbnails stay in memory; those of more, at 256 bytes each, go to a file."""
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """The readable pictures of a source, by looks."""
+    """The readable images of a source, by looks."""
 
     source: Source
     indices: Int[np.ndarray, " n"]
@@ -51,11 +51,11 @@ class Fingerprints:
 
 
 def fingerprints(source: Source, *, workers: int = 0, progress: Progress = None) -> Fingerprints:
-    """Read every picture once, in the order they lie in; the broken ones are named and left out."""
+    """Read every image once, in the order they lie in; the broken ones are named and left out."""
     count = len(source.targets)
     indices = np.zeros(count, dtype=np.int64)
-    digests = np.zeros((count, DIGEST), dtype=np.uint8)
-    thumbnails = room_for(count)
+    digests = np.zeros((count, _DIGEST), dtype=np.uint8)
+    thumbnails = _room_for(count)
     broken = {}
     rows = 0
     for index, seen in read_all(source, fingerprint, workers=workers, progress=progress):
@@ -74,9 +74,9 @@ def fingerprints(source: Source, *, workers: int = 0, progress: Progress = None)
     )
 
 
-def room_for(count: int) -> UInt8[np.ndarray, "n 256"]:
+def _room_for(count: int) -> UInt8[np.ndarray, "n 256"]:
     """Room for thumbnails: in memory, or for very many in a file that vanishes with them."""
-    shape = (count, SIDE * SIDE)
+    shape = (count, _SIDE * _SIDE)
     if count <= IN_MEMORY:
         return np.zeros(shape, dtype=np.uint8)
     try:
@@ -84,23 +84,23 @@ def room_for(count: int) -> UInt8[np.ndarray, "n 256"]:
             return np.asarray(np.memmap(file, dtype=np.uint8, mode="w+", shape=shape))
     except OSError as error:
         raise FailureError(
-            f"cannot keep the fingerprints of {count:,} pictures ({one_line(error)}); free some "
+            f"cannot keep the fingerprints of {count:,} images ({one_line(error)}); free some "
             "space, or name another place in TMPDIR"
         ) from None
 
 
-def fingerprint(picture: Image.Image) -> tuple[bytes, bytes]:
-    """Digest and thumbnail. The digest is one of pixels: the same picture in another container, or
+def fingerprint(image: Image.Image) -> tuple[bytes, bytes]:
+    """Digest and thumbnail. The digest is one of pixels: the same image in another container, or
     with other metadata, has the same."""
-    digest = hashlib.sha256(repr(picture.size).encode())
-    digest.update(picture.tobytes())
-    small = picture.resize((SIDE, SIDE), Image.Resampling.BOX).convert("L")
-    return digest.digest()[:DIGEST], small.tobytes()
+    digest = hashlib.sha256(repr(image.size).encode())
+    digest.update(image.tobytes())
+    small = image.resize((_SIDE, _SIDE), Image.Resampling.BOX).convert("L")
+    return digest.digest()[:_DIGEST], small.tobytes()
 
 
 @dataclass(frozen=True)
 class View:
-    """The picture itself, or what else may have been made of it: a crop, a mirror image."""
+    """The image itself, or what else may have been made of it: a crop, a mirror image."""
 
     low: Float[np.ndarray, "256 64"]
     """From a thumbnail to the numbers whose signs are the hash."""
@@ -110,50 +110,50 @@ class View:
 
 @cache
 def views(*, crops: bool, mirrored: bool) -> tuple[View, ...]:
-    """The ways to see a picture, beginning with the picture as it is."""
+    """The ways to see an image, beginning with the image as it is."""
     places = [(0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)]
-    seen = [np.eye(SIDE * SIDE)]
+    seen = [np.eye(_SIDE * _SIDE)]
     if crops:
         seen += [
-            np.kron(window(part, y), window(part, x)) for part in (0.95, 0.9) for y, x in places
+            np.kron(_window(part, y), _window(part, x)) for part in (0.95, 0.9) for y, x in places
         ]
     if mirrored:
-        flip = np.kron(np.eye(SIDE), np.eye(SIDE)[::-1])
+        flip = np.kron(np.eye(_SIDE), np.eye(_SIDE)[::-1])
         seen += [matrix @ flip for matrix in seen]
-    return tuple(view(matrix) for matrix in seen)
+    return tuple(_view(matrix) for matrix in seen)
 
 
-def window(part: float, place: float) -> Float[np.ndarray, "16 16"]:
+def _window(part: float, place: float) -> Float[np.ndarray, "16 16"]:
     """One axis of a crop: a part of it, from the beginning (place 0) to the end (place 1)."""
-    at = (1 - part) * place * SIDE + part * (np.arange(SIDE) + 0.5) - 0.5
-    at = at.clip(0, SIDE - 1)
-    low = np.minimum(at.astype(int), SIDE - 2)
-    row, weight = np.arange(SIDE), at - low
-    matrix = np.zeros((SIDE, SIDE))
+    at = (1 - part) * place * _SIDE + part * (np.arange(_SIDE) + 0.5) - 0.5
+    at = at.clip(0, _SIDE - 1)
+    low = np.minimum(at.astype(int), _SIDE - 2)
+    row, weight = np.arange(_SIDE), at - low
+    matrix = np.zeros((_SIDE, _SIDE))
     matrix[row, low], matrix[row, low + 1] = 1 - weight, weight
     return matrix
 
 
-def view(matrix: Float[np.ndarray, "256 256"]) -> View:
-    """What to compute from the thumbnail of a picture for the thumbnail that `matrix` makes of it.
+def _view(matrix: Float[np.ndarray, "256 256"]) -> View:
+    """What to compute from the thumbnail of an image for the thumbnail that `matrix` makes of it.
 
-    In the detail, each frequency is scaled up by its height, since pictures have less of the higher
+    In the detail, each frequency is scaled up by its height, since images have less of the higher
     ones: otherwise a bright spot in the middle would be enough to look alike.
     """
-    basis, height = frequencies()
-    # The lowest frequencies differ least between pictures: dealt out among the bands of the search.
-    dealt = np.concatenate([basis[start:HASH_BITS:3] for start in range(3)])
+    basis, height = _frequencies()
+    # The lowest frequencies differ least between images: dealt out among the bands of the search.
+    dealt = np.concatenate([basis[start:_HASH_BITS:3] for start in range(3)])
     # Whole numbers sum to the same in any order, hence to the same hash on any machine.
     low = np.rint((dealt @ matrix) * (1 << 16)).T
-    detail = ((basis * height[:, None])[height <= FINEST] @ matrix).T
+    detail = ((basis * height[:, None])[height <= _FINEST] @ matrix).T
     return View(low, detail.astype(np.float32))
 
 
 @cache
-def frequencies() -> tuple[Float[np.ndarray, "255 256"], Float[np.ndarray, " 255"]]:
+def _frequencies() -> tuple[Float[np.ndarray, "255 256"], Float[np.ndarray, " 255"]]:
     """The two-dimensional DCT without its constant, lowest frequencies first; and their heights."""
-    grid = np.arange(SIDE)
-    cosines = np.cos(np.pi * np.outer(grid, grid + 0.5) / SIDE)
+    grid = np.arange(_SIDE)
+    cosines = np.cos(np.pi * np.outer(grid, grid + 0.5) / _SIDE)
     cosines /= np.linalg.norm(cosines, axis=1, keepdims=True)
     height = np.hypot(*np.meshgrid(grid, grid, indexing="ij")).ravel()
     order = np.argsort(height, kind="stable")[1:]
@@ -161,7 +161,7 @@ def frequencies() -> tuple[Float[np.ndarray, "255 256"], Float[np.ndarray, " 255
 
 
 def hashes(thumbnails: UInt8[np.ndarray, "n 256"], seen: View) -> UInt64[np.ndarray, " n"]:
-    """The signs of the lowest frequencies of pictures, seen in one way."""
+    """The signs of the lowest frequencies of images, seen in one way."""
     bits = np.packbits(thumbnails @ seen.low > 0, axis=1, bitorder="little")
     return bits.view("<u8")[:, 0]
 
@@ -171,22 +171,22 @@ def look_alike(
 ) -> Bool[np.ndarray, " n"]:
     """Whether each thumbnail, seen in one way, agrees with its partner.
 
-    The correlation to reach comes nearer to 1 for pictures with little in them: a few dark lines
+    The correlation to reach comes nearer to 1 for images with little in them: a few dark lines
     on white, or a sky that fades, agree by chance.
     """
     first, second = one @ one_seen.detail, other @ plain.detail
     scale = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     correlation = (first * second).sum(1) / np.maximum(scale, 1e-9)
-    content = np.minimum(richness(first), richness(second)) / RICH
-    return correlation >= 1 - ROOM * np.minimum(content, 1) ** 2
+    content = np.minimum(_richness(first), _richness(second)) / _RICH
+    return correlation >= 1 - _ROOM * np.minimum(content, 1) ** 2
 
 
-def richness(detail: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
-    """Over how many frequencies the content of a picture is spread (participation ratio)."""
+def _richness(detail: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
+    """Over how many frequencies the content of an image is spread (participation ratio)."""
     power = detail**2
     return power.sum(1) ** 2 / np.maximum((power**2).sum(1), 1e-9)
 
 
 def is_flat(thumbnails: UInt8[np.ndarray, "n 256"]) -> Bool[np.ndarray, " n"]:
-    """Pictures of almost one colour: what is left to compare in them is noise."""
-    return thumbnails.std(1) < FLAT
+    """Images of almost one color: what is left to compare in them is noise."""
+    return thumbnails.std(1) < _FLAT

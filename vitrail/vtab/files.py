@@ -1,4 +1,4 @@
-"""VTAB's data sets that torchvision does not hand out as pictures with classes.
+"""VTAB's data sets that torchvision does not hand out as images with classes.
 
 Each function gets the public files and makes sources of them, with the label rule it is given.
 """
@@ -19,24 +19,24 @@ from jaxtyping import Int
 from PIL import Image
 
 from vitrail.data.catalog import get
-from vitrail.data.dataset import Data
+from vitrail.data.dataset import Data, Dataset
 from vitrail.data.folder import FolderSource, read_classes
 from vitrail.errors import DamagedError, FailureError, one_line
 from vitrail.vtab.frames import Frames, mat_array, mat_rows, npz_array, npz_rows, whole
 from vitrail.web import fetch_file
 
 DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
-DSPRITES_URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{DSPRITES}"
-SMALLNORB_URL = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
+_DSPRITES_URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{DSPRITES}"
+_SMALLNORB_URL = "https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/"
 SMALLNORB = {
     "train": "smallnorb-5x46789x9x18x6x2x96x96-training",
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
 }
-GRADED = {"image": ".+", "level": "[0-4]"}
+_GRADED = {"image": ".+", "level": "[0-4]"}
 """Columns of retinopathy's tables."""
-KITTI_DEVKIT_URL = "https://s3.eu-central-1.amazonaws.com/avg-kitti/devkit_object.zip"
+_KITTI_DEVKIT_URL = "https://s3.eu-central-1.amazonaws.com/avg-kitti/devkit_object.zip"
 
-Rule = Callable[[Any], Any]
+_Rule = Callable[[Any], Any]
 """A label rule of `vtab_labels`."""
 
 
@@ -46,7 +46,7 @@ def from_hand(advice: str, name: str, folder: Path) -> Data:
 
 
 def caltech101(name: str, folder: Path) -> Data:
-    """With the class of background pictures, which torchvision leaves out."""
+    """With the class of background images, which torchvision leaves out."""
     from torchvision import datasets
 
     get(datasets.Caltech101, {}, name, folder)
@@ -54,17 +54,10 @@ def caltech101(name: str, folder: Path) -> Data:
 
 
 @dataclass(frozen=True)
-class Hdf5Source:
-    """Pictures in an HDF5 file."""
+class Hdf5Source(Dataset):
+    """Images in an HDF5 file."""
 
     path: Path
-    labels: tuple[str, ...]
-    targets: Int[np.ndarray, " n"]
-    names: Sequence[str]
-
-    @property
-    def blocks(self) -> Int[np.ndarray, " n"]:
-        return np.zeros(len(self.targets), dtype=np.int64)
 
     def picture(self, index: int) -> Image.Image:
         with whole(self.path), import_module("h5py").File(self.path) as file:
@@ -72,7 +65,7 @@ class Hdf5Source:
 
 
 def camelyon(name: str, folder: Path) -> Data:
-    """Patches of tissue with or without a tumour, in the parts of PatchCamelyon."""
+    """Patches of tissue with or without a tumor, in the parts of PatchCamelyon."""
     from torchvision import datasets
 
     parts = {}
@@ -80,12 +73,12 @@ def camelyon(name: str, folder: Path) -> Data:
         get(datasets.PCAM, {"split": part}, name, folder)
         place = folder / "pcam"
         stem = f"camelyonpatch_level_2_split_{part.replace('val', 'valid')}"
-        parts[part] = patches(place / f"{stem}_x.h5", place / f"{stem}_y.h5", part)
+        parts[part] = _patches(place / f"{stem}_x.h5", place / f"{stem}_y.h5", part)
     return Data(name=name, **parts)
 
 
-def patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
-    """The pictures of one file with the classes of another."""
+def _patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
+    """The images of one file with the classes of another."""
     open_file = import_module("h5py").File
     with whole(labels), open_file(labels) as file:
         targets = np.asarray(file["y"]).reshape(-1).astype(np.int64)
@@ -93,9 +86,9 @@ def patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
             raise ValueError("expected classes 0 and 1")
     with whole(pixels), open_file(pixels) as file:
         if len(file["x"]) != len(targets):
-            raise ValueError(f"{len(file['x']):,} pictures and {len(targets):,} labels")
+            raise ValueError(f"{len(file['x']):,} images and {len(targets):,} labels")
     names = [f"{part}/{number}" for number in range(len(targets))]
-    return Hdf5Source(pixels, ("normal", "tumour"), targets, names)
+    return Hdf5Source(("normal", "tumour"), targets, names, pixels)
 
 
 def retinopathy(name: str, folder: Path) -> Data:
@@ -105,25 +98,25 @@ def retinopathy(name: str, folder: Path) -> Data:
     train, rest = place / "trainLabels.csv", place / "retinopathy_solution.csv"
     if not (train.is_file() and rest.is_file()):
         from_hand(
-            "Kaggle's trainLabels.csv, retinopathy_solution.csv, train/ and test/, the pictures "
+            "Kaggle's trainLabels.csv, retinopathy_solution.csv, train/ and test/, the images "
             "prepared as btgraham-300, or train/ val/ test/ with class folders,",
             name,
             folder,
         )
-    solution = table_of(rest, GRADED | {"Usage": "Public|Private"})
+    solution = _table_of(rest, _GRADED | {"Usage": "Public|Private"})
     halves = {
         part: [row for row in solution if row["Usage"] == usage]
         for part, usage in {"val": "Public", "test": "Private"}.items()
     }
     return Data(
         name=name,
-        train=graded(place / "train", table_of(train, GRADED)),
-        val=graded(place / "test", halves["val"]),
-        test=graded(place / "test", halves["test"]),
+        train=_graded(place / "train", _table_of(train, _GRADED)),
+        val=_graded(place / "test", halves["val"]),
+        test=_graded(place / "test", halves["test"]),
     )
 
 
-def table_of(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
+def _table_of(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
     """Some columns of a CSV file, each with the pattern of its values."""
     rows = []
     try:
@@ -141,26 +134,26 @@ def table_of(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
     return rows
 
 
-def graded(folder: Path, rows: Sequence[Mapping[str, str]]) -> FolderSource:
-    """Pictures with their grade of retinopathy, 0 to 4."""
+def _graded(folder: Path, rows: Sequence[Mapping[str, str]]) -> FolderSource:
+    """Images with their grade of retinopathy, 0 to 4."""
     targets = np.array([int(row["level"]) for row in rows], dtype=np.int64)
     files = [f"{row['image']}.jpeg" for row in rows]
-    return FolderSource(folder, tuple("01234"), targets, files, files)
+    return FolderSource(tuple("01234"), targets, files, folder, files)
 
 
-def clevr(rule: Rule, name: str, folder: Path) -> Data:
+def clevr(rule: _Rule, name: str, folder: Path) -> Data:
     """Scenes of simple objects, labelled by a rule about them; CLEVR's own val part is test."""
     from torchvision import datasets
 
     place = folder / "clevr" / "CLEVR_v1.0"
     if not place.is_dir():
         get(datasets.CLEVRClassification, {"split": "train"}, name, folder)
-    train, test = (scenes(place, part, rule) for part in ("train", "val"))
+    train, test = (_scenes(place, part, rule) for part in ("train", "val"))
     return Data(name=name, train=train, test=test)
 
 
-def scenes(place: Path, part: str, rule: Rule) -> FolderSource:
-    """The pictures of a part, by the order of their names."""
+def _scenes(place: Path, part: str, rule: _Rule) -> FolderSource:
+    """The images of a part, by the order of their names."""
     path = place / "scenes" / f"CLEVR_{part}_scenes.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["scenes"]
@@ -169,65 +162,64 @@ def scenes(place: Path, part: str, rule: Rule) -> FolderSource:
         raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
     files = [file for file, _ in labelled]
     targets = np.array([target for _, target in labelled], dtype=np.int64)
-    return FolderSource(place / "images" / part, numbers(targets), targets, files, files)
+    return FolderSource(_numbers(targets), targets, files, place / "images" / part, files)
 
 
-def dsprites(rule: Rule, name: str, folder: Path) -> Data:
+def dsprites(rule: _Rule, name: str, folder: Path) -> Data:
     """White shapes on black, labelled by a rule about their latent factors."""
     path = folder / "dsprites" / DSPRITES
     if not path.is_file():
-        path = fetch_file(DSPRITES_URL)
+        path = fetch_file(_DSPRITES_URL)
     targets = np.asarray(rule(npz_array(path, "latents_classes")), dtype=np.int64)
     names = [str(number) for number in range(len(targets))]
-    read = partial(white_on_black, path)
-    return Data(name=name, train=Frames(numbers(targets), targets, names, read))
+    read = partial(_white_on_black, path)
+    return Data(name=name, train=Frames(_numbers(targets), targets, names, read))
 
 
-def white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
+def _white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
     """The file has ones and zeros."""
     return npz_rows(path, "imgs", wanted) * np.uint8(255)
 
 
-def smallnorb(rule: Rule, name: str, folder: Path) -> Data:
-    """Toys on a turntable, the left camera's picture, labelled by a rule about how they stand."""
+def smallnorb(rule: _Rule, name: str, folder: Path) -> Data:
+    """Toys on a turntable, the left camera's image, labelled by a rule about how they stand."""
     parts = {}
     for part, stem in SMALLNORB.items():
-        targets = np.asarray(rule(mat_array(matrix(folder, f"{stem}-info.mat"))), dtype=np.int64)
+        targets = np.asarray(rule(mat_array(_matrix(folder, f"{stem}-info.mat"))), dtype=np.int64)
         names = [f"{part}/{number}" for number in range(len(targets))]
-        read = partial(mat_rows, matrix(folder, f"{stem}-dat.mat"))
-        parts[part] = Frames(numbers(targets), targets, names, read)
+        read = partial(mat_rows, _matrix(folder, f"{stem}-dat.mat"))
+        parts[part] = Frames(_numbers(targets), targets, names, read)
     return Data(name=name, **parts)
 
 
-def matrix(folder: Path, file: str) -> Path:
+def _matrix(folder: Path, file: str) -> Path:
     """A file of small NORB, unpacked or as it is published."""
     here = [folder / "smallnorb" / name for name in (file, f"{file}.gz")]
     found = next((path for path in here if path.is_file()), None)
-    return found or fetch_file(f"{SMALLNORB_URL}{file}.gz")
+    return found or fetch_file(f"{_SMALLNORB_URL}{file}.gz")
 
 
-def kitti(rule: Rule, name: str, folder: Path) -> Data:
+def kitti(rule: _Rule, name: str, folder: Path) -> Data:
     """Street scenes, labelled by a rule about the vehicles in them, parted by video as TFDS does:
-    frames of one video are nearly the same picture."""
+    frames of one video are nearly the same image."""
     from torchvision import datasets
 
     get(datasets.Kitti, {"train": True}, name, folder)
     place = folder / "Kitti" / "raw"
     devkit = place / "devkit_object.zip"
-    videos = videos_of(devkit if devkit.is_file() else fetch_file(KITTI_DEVKIT_URL))
+    videos = _videos_of(devkit if devkit.is_file() else fetch_file(_KITTI_DEVKIT_URL))
     parts = {}
-    for part, images in by_video(videos).items():
-        stems = [f"{image:06d}" for image in images]
+    for part, numbers_of_part in by_video(videos).items():
+        stems = [f"{number:06d}" for number in numbers_of_part]
         labels = [place / "training" / "label_2" / f"{stem}.txt" for stem in stems]
-        targets = np.array([ruled(rule, path) for path in labels], dtype=np.int64)
+        targets = np.array([_ruled(rule, path) for path in labels], dtype=np.int64)
         files = [f"{stem}.png" for stem in stems]
-        parts[part] = FolderSource(
-            place / "training" / "image_2", tuple("0123"), targets, files, files
-        )
+        images = place / "training" / "image_2"
+        parts[part] = FolderSource(tuple("0123"), targets, files, images, files)
     return Data(name=name, **parts)
 
 
-def ruled(rule: Rule, path: Path) -> int:
+def _ruled(rule: _Rule, path: Path) -> int:
     """What a rule says about the lines of a label file."""
     try:
         return rule(path.read_text(encoding="utf-8").splitlines())
@@ -235,8 +227,8 @@ def ruled(rule: Rule, path: Path) -> int:
         raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
 
 
-def videos_of(devkit: Path) -> list[str]:
-    """The video of each picture, by the picture's number."""
+def _videos_of(devkit: Path) -> list[str]:
+    """The video of each image, by the image's number."""
     try:
         with zipfile.ZipFile(devkit) as archive:
             order = archive.read("mapping/train_rand.txt").decode()
@@ -248,7 +240,7 @@ def videos_of(devkit: Path) -> list[str]:
 
 
 def by_video(videos: Sequence[str]) -> dict[str, list[int]]:
-    """Which pictures are learnt from, chosen on and tested on: a tenth of the videos each for val
+    """Which images are learnt from, chosen on and tested on: a tenth of the videos each for val
     and test, drawn as TFDS draws them (numpy's old generator, seed 123)."""
     draw = np.random.RandomState(123)
     every = sorted(set(videos))
@@ -261,6 +253,6 @@ def by_video(videos: Sequence[str]) -> dict[str, list[int]]:
     return parts
 
 
-def numbers(targets: Int[np.ndarray, " n"]) -> tuple[str, ...]:
+def _numbers(targets: Int[np.ndarray, " n"]) -> tuple[str, ...]:
     """Classes that have no names."""
     return tuple(map(str, range(int(targets.max(initial=0)) + 1)))

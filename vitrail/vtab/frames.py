@@ -1,4 +1,4 @@
-"""Small pictures in one large file: an index at once, the pixels only of what is asked for."""
+"""Small images in one large file: an index at once, the pixels only of what is asked for."""
 
 import gzip
 import io
@@ -6,7 +6,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,28 +16,21 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitrail.data.dataset import ArraySource, Source, Subset
+from vitrail.data.dataset import ArraySource, Dataset, Source, unwrap
 from vitrail.errors import DamagedError, one_line
 
 BYTES, WHOLE_NUMBERS = 0x1E3D4C55, 0x1E3D4C54
 """What the files of small NORB begin with."""
 
-Read = Callable[[np.ndarray], np.ndarray]
-"""The pixels of some pictures, by their numbers."""
+_Read = Callable[[np.ndarray], np.ndarray]
+"""The pixels of some images, by their numbers."""
 
 
 @dataclass(frozen=True)
-class Frames:
-    """Pictures in a file that is read from its beginning to its end."""
+class Frames(Dataset):
+    """Images in a file that is read from its beginning to its end."""
 
-    labels: tuple[str, ...]
-    targets: Int[np.ndarray, " n"]
-    names: Sequence[str]
-    read: Read
-
-    @property
-    def blocks(self) -> Int[np.ndarray, " n"]:
-        return np.zeros(len(self.targets), dtype=np.int64)
+    read: _Read
 
     def picture(self, index: int) -> Image.Image:
         return Image.fromarray(self.read(np.array([index]))[0]).convert("RGB")
@@ -45,18 +38,16 @@ class Frames:
 
 def in_memory(source: Source) -> Source:
     """Chosen frames with their pixels; any other source as it is."""
-    base, indices = source, np.arange(len(source.targets))
-    while isinstance(base, Subset):
-        indices, base = base.indices[indices], base.source
+    base, indices = unwrap(source)
     if not isinstance(base, Frames):
         return source
     return ArraySource(source.labels, source.targets, source.names, base.read(indices))
 
 
-def rows(
+def _rows(
     file: Any, length: int, shape: tuple[int, ...], wanted: Int[np.ndarray, " m"]
 ) -> np.ndarray:
-    """The wanted rows of a stream in which each has so many bytes, a picture of `shape` first."""
+    """The wanted rows of a stream in which each has so many bytes, an image of `shape` first."""
     size = math.prod(shape)
     pixels = np.empty((len(wanted), size), dtype=np.uint8)
     place = 0
@@ -78,7 +69,7 @@ def npz_rows(path: Path, name: str, wanted: Int[np.ndarray, " m"]) -> np.ndarray
         shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
         if by_columns or kind.itemsize != 1:
             raise ValueError(f"{name} has no rows of bytes")
-        return rows(file, math.prod(shape[1:]), shape[1:], wanted)
+        return _rows(file, math.prod(shape[1:]), shape[1:], wanted)
 
 
 def npz_array(path: Path, name: str) -> np.ndarray:
@@ -88,24 +79,24 @@ def npz_array(path: Path, name: str) -> np.ndarray:
 
 
 def mat_rows(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
-    """Of pairs of pictures in a file of small NORB, the left ones of some."""
-    with whole(path), opened(path) as file:
-        kind, shape = mat_header(file)
+    """Of pairs of images in a file of small NORB, the left ones of some."""
+    with whole(path), _opened(path) as file:
+        kind, shape = _mat_header(file)
         if kind != BYTES:
             raise ValueError("not a matrix of bytes")
-        return rows(file, math.prod(shape[1:]), shape[2:], wanted)
+        return _rows(file, math.prod(shape[1:]), shape[2:], wanted)
 
 
 def mat_array(path: Path) -> Int[np.ndarray, "..."]:
     """A matrix of whole numbers from a file of small NORB."""
-    with whole(path), opened(path) as file:
-        kind, shape = mat_header(file)
+    with whole(path), _opened(path) as file:
+        kind, shape = _mat_header(file)
         if kind != WHOLE_NUMBERS:
             raise ValueError("not a matrix of whole numbers")
         return np.frombuffer(file.read(4 * math.prod(shape)), "<i4").reshape(shape)
 
 
-def mat_header(file: io.BufferedIOBase) -> tuple[int, tuple[int, ...]]:
+def _mat_header(file: io.BufferedIOBase) -> tuple[int, tuple[int, ...]]:
     """What a matrix of small NORB holds, and its shape: it says so of three dimensions at least."""
     kind, dimensions = struct.unpack("<2i", file.read(8))
     if kind not in (BYTES, WHOLE_NUMBERS) or not 0 < dimensions < 8:
@@ -114,7 +105,7 @@ def mat_header(file: io.BufferedIOBase) -> tuple[int, tuple[int, ...]]:
     return kind, shape[:dimensions]
 
 
-def opened(path: Path) -> io.BufferedIOBase:
+def _opened(path: Path) -> io.BufferedIOBase:
     """A file, unpacked while it is read if it is packed."""
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 

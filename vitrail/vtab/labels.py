@@ -11,13 +11,13 @@ from jaxtyping import Int
 
 from vitrail.errors import VitrailError
 
-CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
-KITTI_METRES = (-100.0, 8.0, 20.0, 999.0)
-NO_VEHICLE = 1000.0
-VEHICLES = ("Car", "Van", "Truck")
+_CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
+_KITTI_METRES = (-100.0, 8.0, 20.0, 999.0)
+_NO_VEHICLE = 1000.0
+_VEHICLES = ("Car", "Van", "Truck")
 
 
-def above(thresholds: Sequence[float], value: float) -> int:
+def _above(thresholds: Sequence[float], value: float) -> int:
     """The number of the last threshold that lies strictly below the value."""
     below = [number for number, threshold in enumerate(thresholds) if threshold < value]
     if not below:
@@ -34,18 +34,18 @@ def clevr_count(objects: Sequence[Mapping[str, Any]]) -> int:
 
 def clevr_distance(objects: Sequence[Mapping[str, Any]]) -> int:
     """How far the nearest object is from the camera."""
-    return above(CLEVR_DEPTHS, min(float(one["pixel_coords"][2]) for one in objects))
+    return _above(_CLEVR_DEPTHS, min(float(one["pixel_coords"][2]) for one in objects))
 
 
 def kitti_distance(lines: Iterable[str]) -> int:
     """How far ahead the nearest car, van or truck is, from the lines of a label file."""
     found = [line.split() for line in lines]
-    ahead = [float(words[13]) for words in found if words and words[0] in VEHICLES]
-    return above(KITTI_METRES, min(ahead, default=NO_VEHICLE))
+    ahead = [float(words[13]) for words in found if words and words[0] in _VEHICLES]
+    return _above(_KITTI_METRES, min(ahead, default=_NO_VEHICLE))
 
 
 def dsprites_location(classes: Int[np.ndarray, "n 6"]) -> Int[np.ndarray, " n"]:
-    """Sixteen columns out of 32; the latent factors are colour, shape, scale, orientation, x, y."""
+    """Sixteen columns out of 32; the latent factors are color, shape, scale, orientation, x, y."""
     return classes[:, 4] // 2
 
 

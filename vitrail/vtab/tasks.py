@@ -24,7 +24,7 @@ from vitrail.vtab import files
 from vitrail.vtab import labels as rules
 from vitrail.vtab.frames import in_memory
 
-LEARNT, CHOSEN = 800, 200
+_LEARNT, _CHOSEN = 800, 200
 """Images that are learnt from and chosen on."""
 
 Group = Literal["natural", "specialised", "structured"]
@@ -44,7 +44,7 @@ class Task:
     lists: str
     """What the folder of its file lists is called."""
     fetch: Callable[[str, Path], Data]
-    """Gets the public files: name of the catalogue and folder of all data sets."""
+    """Gets the public files: name of the catalog and folder of all data sets."""
     labels: tuple[str, ...] = ()
     """What its derived classes mean; empty where the data names them itself."""
     per_class: int = 0
@@ -53,11 +53,11 @@ class Task:
     """Half of the data's own test part is val."""
 
 
-DEPTHS = ("8.0 or less", "to 8.5", "to 9.0", "to 9.5", "to 10.0", "above 10.0")
+_DEPTHS = ("8.0 or less", "to 8.5", "to 9.0", "to 9.5", "to 10.0", "above 10.0")
 METRES = ("8 m or less", "to 20 m", "above 20 m", "no vehicle")
-CLEVR = (63_000, 7_000, 15_000)
-SPRITES = (589_824, 73_728, 73_728)
-NORB = (24_300, 12_150, 12_150)
+_CLEVR = (63_000, 7_000, 15_000)
+_SPRITES = (589_824, 73_728, 73_728)
+_NORB = (24_300, 12_150, 12_150)
 
 TASKS: dict[str, Task] = {
     "caltech101": Task(
@@ -105,12 +105,12 @@ TASKS: dict[str, Task] = {
         lists="diabetic_retinopathy", fetch=files.retinopathy,
     ),
     "clevr_count": Task(
-        title="Clevr-Count", group="structured", classes=8, whole=CLEVR, lists="clevr_count",
+        title="Clevr-Count", group="structured", classes=8, whole=_CLEVR, lists="clevr_count",
         fetch=partial(files.clevr, rules.clevr_count), labels=tuple(map(str, range(3, 11))),
     ),
     "clevr_dist": Task(
-        title="Clevr-Dist", group="structured", classes=6, whole=CLEVR, lists="clevr_dist",
-        fetch=partial(files.clevr, rules.clevr_distance), labels=DEPTHS,
+        title="Clevr-Dist", group="structured", classes=6, whole=_CLEVR, lists="clevr_dist",
+        fetch=partial(files.clevr, rules.clevr_distance), labels=_DEPTHS,
     ),
     "dmlab": Task(
         title="DMLab", group="structured", classes=6, whole=(65_550, 22_628, 22_735),
@@ -118,11 +118,11 @@ TASKS: dict[str, Task] = {
         fetch=partial(files.from_hand, "train/ val/ test/ with one folder for each of 6 classes"),
     ),
     "dsprites_loc": Task(
-        title="dSpr-Loc", group="structured", classes=16, whole=SPRITES, lists="dsprites_loc",
+        title="dSpr-Loc", group="structured", classes=16, whole=_SPRITES, lists="dsprites_loc",
         fetch=partial(files.dsprites, rules.dsprites_location),
     ),
     "dsprites_ori": Task(
-        title="dSpr-Ori", group="structured", classes=16, whole=SPRITES, lists="dsprites_ori",
+        title="dSpr-Ori", group="structured", classes=16, whole=_SPRITES, lists="dsprites_ori",
         fetch=partial(files.dsprites, rules.dsprites_orientation),
     ),
     "kitti_dist": Task(
@@ -130,15 +130,15 @@ TASKS: dict[str, Task] = {
         lists="kitti", fetch=partial(files.kitti, rules.kitti_distance), labels=METRES,
     ),
     "smallnorb_azim": Task(
-        title="sNORB-Azim", group="structured", classes=18, whole=NORB, lists="smallnorb_azi",
+        title="sNORB-Azim", group="structured", classes=18, whole=_NORB, lists="smallnorb_azi",
         fetch=partial(files.smallnorb, rules.smallnorb_azimuth), halved=True,
     ),
     "smallnorb_elev": Task(
-        title="sNORB-Elev", group="structured", classes=9, whole=NORB, lists="smallnorb_ele",
+        title="sNORB-Elev", group="structured", classes=9, whole=_NORB, lists="smallnorb_ele",
         fetch=partial(files.smallnorb, rules.smallnorb_elevation), halved=True,
     ),
 }  # fmt: skip
-"""By the last part of their names in the catalogue, in the order of Table 9."""
+"""By the last part of their names in the catalog, in the order of Table 9."""
 
 
 def entries() -> dict[str, Entry]:
@@ -147,11 +147,11 @@ def entries() -> dict[str, Entry]:
         f"vtab/{short}": Entry(
             f"VTAB-1k: {task.title}",
             task.classes,
-            LEARNT + CHOSEN + task.whole[2],
+            _LEARNT + _CHOSEN + task.whole[2],
             task.fetch,
             "VTAB-1k",
             partial(as_vtab, short),
-            from_lists,
+            _from_lists,
             task,
         )
         for short, task in TASKS.items()
@@ -174,7 +174,7 @@ def lists_of(name: str, folder: Path) -> Path | None:
     return next((place for place in places if holds_lists(place)), None)
 
 
-def from_lists(name: str, folder: Path) -> Data | None:
+def _from_lists(name: str, folder: Path) -> Data | None:
     """A task with the benchmark's own 1,000 images, where their lists are there."""
     place = lists_of(name, folder)
     return None if place is None else open_lists(place)
@@ -187,23 +187,23 @@ def as_vtab(short: str, data: Data) -> Data:
         raise VitrailError(
             f"{name}: the data has the 1,000 images and no test part; add it, or bring all images"
         )
-    if sizes(data)[:2] == (LEARNT + CHOSEN, 0):  # both, in one list
+    if sizes(data)[:2] == (_LEARNT + _CHOSEN, 0):  # both, in one list
         tell_once(f"{name}: which 200 of the 1,000 images are val is this project's own draw")
-        train, val = drawn(data.part("train"), LEARNT, CHOSEN)
+        train, val = _drawn(data.part("train"), _LEARNT, _CHOSEN)
         data = replace(data, train=train, val=val)
-    elif sizes(data)[:2] != (LEARNT, CHOSEN):
+    elif sizes(data)[:2] != (_LEARNT, _CHOSEN):
         tell_once(
             f"{name}: the 1,000 images are drawn by this project's own seed, not TFDS's; the "
             "benchmark's own come from file lists (docs/transfer.md)"
         )
-        data = thousand(name, parted(task, data))
-    parts = {part: named(name, task, in_memory(x)) for part, x in data.parts.items()}
+        data = _thousand(name, parted(task, data))
+    parts = {part: _named(name, task, in_memory(x)) for part, x in data.parts.items()}
     return Data(name=name, **parts)
 
 
 def brings_thousand(data: Data) -> bool:
     """Whether somebody drew the 1,000 images already."""
-    return sizes(data)[:2] in ((LEARNT, CHOSEN), (LEARNT + CHOSEN, 0))
+    return sizes(data)[:2] in ((_LEARNT, _CHOSEN), (_LEARNT + _CHOSEN, 0))
 
 
 def sizes(data: Data) -> tuple[int, int, int]:
@@ -224,13 +224,13 @@ def parted(task: Task, data: Data) -> Data:
     """With val and test as large as the benchmark's, taken from where it takes them."""
     train, val, test = data.part("train"), data.val, data.test
     if test is None and task.per_class:
-        train, test = some_of_each_class(train, task.per_class)
+        train, test = _some_of_each_class(train, task.per_class)
     if task.halved and val is None and test is not None:
-        val, test = drawn(test, len(test.targets) // 2, len(test.targets) - len(test.targets) // 2)
+        val, test = _drawn(test, len(test.targets) // 2, len(test.targets) - len(test.targets) // 2)
     wanted = [0 if val is not None else task.whole[1], 0 if test is not None else task.whole[2]]
     there = len(train.targets)
     counts = [round(there * n / (task.whole[0] + sum(wanted))) for n in wanted]
-    rest, new_val, new_test = drawn(train, there - sum(counts), *counts)
+    rest, new_val, new_test = _drawn(train, there - sum(counts), *counts)
     return Data(
         name=data.name,
         train=rest,
@@ -239,20 +239,20 @@ def parted(task: Task, data: Data) -> Data:
     )
 
 
-def thousand(name: str, data: Data) -> Data:
+def _thousand(name: str, data: Data) -> Data:
     """The first 800 and 200 of this project's order."""
-    few = {"train": LEARNT, "val": CHOSEN}
+    few = {"train": _LEARNT, "val": _CHOSEN}
     for part, n in few.items():
         if (there := len(data.part(part).targets)) < n:
             raise VitrailError(
                 f"{name}: {there} images can be {part}, VTAB-1k has {n}; is the data whole?"
             )
-    train, val = (drawn(data.part(part), n)[0] for part, n in few.items())
+    train, val = (_drawn(data.part(part), n)[0] for part, n in few.items())
     return replace(data, train=train, val=val)
 
 
-def drawn(source: Source, *counts: int) -> list[Subset]:
-    """Parts of so many pictures each, in an order that follows from their names alone."""
+def _drawn(source: Source, *counts: int) -> list[Subset]:
+    """Parts of so many images each, in an order that follows from their names alone."""
     order: Int[np.ndarray, " n"] = np.argsort(
         positions(f"vtab/{name}" for name in source.names), kind="stable"
     )
@@ -262,9 +262,9 @@ def drawn(source: Source, *counts: int) -> list[Subset]:
     ]
 
 
-def some_of_each_class(source: Source, n: int) -> tuple[Source, Source]:
-    """So many pictures of each class, and all others."""
-    # Not the order of `drawn`: whose picture is first among many would be first there as well.
+def _some_of_each_class(source: Source, n: int) -> tuple[Source, Source]:
+    """So many images of each class, and all others."""
+    # Not the order of `_drawn`: whose image is first among many would be first there as well.
     at = positions(f"vtab/class/{name}" for name in source.names)
     order = np.lexsort((at, source.targets))
     starts = np.searchsorted(source.targets[order], source.targets[order])
@@ -273,7 +273,7 @@ def some_of_each_class(source: Source, n: int) -> tuple[Source, Source]:
     return Subset(source, np.flatnonzero(first)), Subset(source, np.flatnonzero(~first))
 
 
-def named(name: str, task: Task, source: Source) -> Source:
+def _named(name: str, task: Task, source: Source) -> Source:
     """With all classes of the task, by their meaning where they have only numbers."""
     found = source.labels
     if found != tuple(map(str, range(len(found)))):
