@@ -23,6 +23,7 @@ from tests.data.pictures import (
     write_classes,
     write_tar,
 )
+from vitrail.data import catalog, opening
 from vitrail.data.catalog import CATALOGUE, FLOWER_PHOTOS, from_archive, open_named, source_of
 from vitrail.data.folder import open_folder
 from vitrail.data.opening import open_data
@@ -291,3 +292,13 @@ def test_torchvisions_own_folder_is_read_through_torchvision(place):
     data = open_named("eurosat")
     assert counts(data) == {"train": 20}
     assert data.train.names[:2] == ["c0/0.png", "c0/1.png"]
+
+
+def test_without_the_package_of_vtab_its_names_are_one_line_and_all_others_work(monkeypatch):
+    for module in (catalog, opening):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(catalog, "CATALOGUE", type(catalog.CATALOGUE)())
+    assert "cifar10" in catalog.CATALOGUE
+    assert "vtab/dtd" not in catalog.CATALOGUE
+    with pytest.raises(VitrailError, match=r"^vtab/dtd needs the package vitrail\.vtab"):
+        open_data("vtab/dtd")

@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.pictures import write_classes
 
 from tests.data.gallery import Gallery, gallery, scene
+from tests.data.pictures import write_classes
 from vitrail.data.check import check, describe, drawn, grid, letters, sheet, shortened, show
 from vitrail.data.dataset import Data, Source
 from vitrail.data.folder import open_folder

@@ -236,6 +236,6 @@ def test_the_catalogue_has_all_tasks():
         f"vtab/{short}" for short in vtab.TASKS
     ]
     assert CATALOGUE["vtab/dtd"].images == 2880
-    assert vtab.task_of("vtab/dtd") is vtab.TASKS["dtd"]
-    assert vtab.task_of("dtd") is None
-    assert vtab.task_of("vtab/no") is None
+    assert CATALOGUE["vtab/dtd"].task is vtab.TASKS["dtd"]
+    assert CATALOGUE["dtd"].task is None
+    assert "vtab/no" not in CATALOGUE

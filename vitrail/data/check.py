@@ -61,12 +61,12 @@ class SplitStats:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values; what only decoding shows is left out where nothing was read."""
-        found = {"n": self.total, "classes": self.counts}
+        counts = {"n": self.total, "classes": self.counts}
         if self.sizes is None:
-            return found
-        return found | {
+            return counts
+        return counts | {
             "size": self.spread(),
-            "broken": [[broken.name, broken.reason] for broken in self.broken],
+            "broken": [list(broken) for broken in self.broken],
             "small": list(self.small),
             "blank": list(self.blank),
         }
@@ -81,14 +81,9 @@ class Inspection:
     parts: tuple[SplitStats, ...]
 
     @property
-    def learnt(self) -> SplitStats:
-        """The part whose balance matters."""
-        return self.parts[0]
-
-    @property
     def imbalance(self) -> float:
         """How many times as many images the largest class has as the smallest that has any."""
-        counts = [count for count in self.learnt.counts.values() if count]
+        counts = [count for count in self.parts[0].counts.values() if count]
         return max(counts, default=1) / min(counts, default=1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,32 +99,24 @@ class Inspection:
     def warnings(self) -> list[str]:
         """What to mend, or to keep in mind."""
         there = {part.name for part in self.parts}
-        found = [f"no {name} part: {why}" for name, why in _ABSENT.items() if name not in there]
-        found += absent_classes(self.parts)
-        few = {label: count for label, count in self.learnt.counts.items() if 0 < count < _FEW}
+        lines = [f"no {name} part: {why}" for name, why in _ABSENT.items() if name not in there]
+        lines += absent_classes(self.parts)
+        first = self.parts[0]  # the split whose balance matters
+        few = [f"{label} ({n})" for label, n in first.counts.items() if 0 < n < _FEW]
         if few:
-            told = _some([f"{label} ({count})" for label, count in few.items()])
-            found.append(f"fewer than {_FEW} images in {self.learnt.name} of {told}")
+            lines.append(f"fewer than {_FEW} images in {first.name} of {_some(few)}")
         if self.imbalance > _UNEVEN:
-            found.append(
+            lines.append(
                 f"the largest class has {self.imbalance:.0f} times as many images as the "
                 "smallest; class weights or balanced sampling help"
             )
-        return found + self.odd_pictures()
-
-    def odd_pictures(self) -> list[str]:
-        """Warnings that only decoding gives."""
-        told = {
-            "images that cannot be read, which training skips": [
-                part.broken for part in self.parts
-            ],
-            f"images with fewer than {_SMALL} pixels on a side": [
-                part.small for part in self.parts
-            ],
-            "images of a single color": [part.blank for part in self.parts],
+        decoded = {
+            "broken": "images that cannot be read, which training skips",
+            "small": f"images with fewer than {_SMALL} pixels on a side",
+            "blank": "images of a single color",
         }
-        counts = {what: sum(map(len, found)) for what, found in told.items()}
-        return [f"{what}: {count:,}" for what, count in counts.items() if count]
+        counts = {x: sum(len(getattr(part, x)) for part in self.parts) for x in decoded}
+        return lines + [f"{decoded[x]}: {count:,}" for x, count in counts.items() if count]
 
     def rows(self, most: int = 30) -> tuple[list[str], list[list[str]]]:
         """A table of the classes; of the largest and the smallest ones where there are many."""
@@ -153,19 +140,21 @@ class Inspection:
 
     def lines(self, most: int = 10) -> list[str]:
         """Sizes, broken images by name, and warnings."""
-        found = []
+        lines = []
         for part in self.parts:
             if spread := part.spread():
-                told = " · ".join(
+                sides = " · ".join(
                     f"{side} {at['min']:,} to {at['max']:,}, median {at['median']:,.0f}"
                     for side, at in spread.items()
                 )
-                found.append(f"{part.name:<8} {told}")
-        broken = [(part.name, broken) for part in self.parts for broken in part.broken]
-        found += [f"broken   {name}: {_reason_line(one)}" for name, one in broken[:most]]
+                lines.append(f"{part.name:<8} {sides}")
+        broken = [(part.name, *one) for part in self.parts for one in part.broken]
+        for part, name, reason in broken[:most]:
+            line = reason if name in reason else f"{name}: {reason}"
+            lines.append(f"broken   {part}: {line}")
         if len(broken) > most:
-            found.append(f"broken   … and {len(broken) - most:,} more; --json lists all")
-        return found + [f"warning  {warning}" for warning in self.warnings()]
+            lines.append(f"broken   … and {len(broken) - most:,} more; --json lists all")
+        return lines + [f"warning  {warning}" for warning in self.warnings()]
 
 
 def describe(data: Data) -> Inspection:
@@ -235,11 +224,6 @@ def show(inspection: Inspection) -> None:
     table(*inspection.rows())
     if lines := inspection.lines():
         echo("\n" + "\n".join(lines))
-
-
-def _reason_line(broken: Broken) -> str:
-    """The reason, with the name unless it says it."""
-    return broken.reason if broken.name in broken.reason else f"{broken.name}: {broken.reason}"
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

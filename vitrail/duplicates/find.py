@@ -5,8 +5,8 @@ An image of train that comes back in test makes the accuracy on test look better
 paper removes such images from its pre-training data (section 4.1).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,11 @@ DISTANCE = 8
 """Bits of 64 that may differ between the hashes of near duplicates."""
 FARTHEST = 12
 """Beyond, the search would take hours for a million images, and find strangers."""
-_LEAKS = (("train", "test"), ("train", "val"), ("val", "test"))
+_COMPARED = (
+    *(("train", "test"), ("train", "val"), ("val", "test")),
+    *((split, split) for split in ("train", "val", "test")),
+)
+"""The splits of one data set two by two, then each by itself."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +64,23 @@ class Section:
         if not self.pairs:
             return []
         exact = sum(pair.kind == "exact" for pair in self.pairs)
-        told = f"{_counted(len(self.pairs), 'pair')}, {exact:,} of equal pixels"
-        if self.conflicts:
-            told += f", {len(self.conflicts):,} in two classes"
-        if self.first == self.second:
-            where = f"inside {self.first}: {told}; {_counted(len(groups(self.pairs)), 'group')}"
-        else:
-            back = _counted(len({pair.second for pair in self.pairs}), "image")
-            where = f"{self.first} and {self.second}: {told}; {back} of {self.second}"
+        count = f"{_counted(len(self.pairs), 'pair')}, {exact:,} of equal pixels"
         conflicts = set(self.conflicts)
-        order = sorted(self.pairs, key=lambda pair: pair not in conflicts)
-        shown = [_pair_line(pair, pair in conflicts) for pair in order[:most]]
-        rest = [f"  … and {len(order) - most:,} more"] if len(order) > most else []
-        return [("leak   " if self.leak else "twice  ") + where, *shown, *rest]
+        if conflicts:
+            count += f", {len(self.conflicts):,} in two classes"
+        if self.first == self.second:
+            line = f"inside {self.first}: {count}; {_counted(len(groups(self.pairs)), 'group')}"
+        else:
+            images = _counted(len({pair.second for pair in self.pairs}), "image")
+            line = f"{self.first} and {self.second}: {count}; {images} of {self.second}"
+        lines = [("leak   " if self.leak else "twice  ") + line]
+        for pair in sorted(self.pairs, key=lambda pair: pair not in conflicts)[:most]:
+            kind = "equal " if pair.kind == "exact" else f"near {pair.distance}"
+            note = "  (two classes)" if pair in conflicts else ""
+            lines.append(f"  {kind:<8} {pair.first} · {pair.second}{note}")
+        if (rest := len(self.pairs) - most) > 0:
+            lines.append(f"  … and {rest:,} more")
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -80,16 +88,7 @@ class Section:
             "first": self.first,
             "second": self.second,
             "leak": self.leak,
-            "pairs": [
-                {
-                    "first": pair.first,
-                    "second": pair.second,
-                    "kind": pair.kind,
-                    "distance": pair.distance,
-                    "labels": list(pair.labels),
-                }
-                for pair in self.pairs
-            ],
+            "pairs": [asdict(pair) for pair in self.pairs],
         }
 
 
@@ -108,12 +107,13 @@ class Duplicates:
 
     def lines(self, most: int = 10) -> list[str]:
         """For a terminal: at most so many pairs of each section."""
-        found = [line for section in self.sections for line in section.lines(most)]
-        missing = [f"{_counted(len(self.broken), 'broken image')} left out"] if self.broken else []
-        return [*(found or [self.nothing()]), *missing]
+        lines = [line for section in self.sections for line in section.lines(most)]
+        lines = lines or [self._nothing()]
+        if self.broken:
+            lines.append(f"{_counted(len(self.broken), 'broken image')} left out")
+        return lines
 
-    def nothing(self) -> str:
-        """What was looked for in vain."""
+    def _nothing(self) -> str:
         others = dict.fromkeys(one.second for one in self.sections if not one.same_labels)
         if any(one.same_labels for one in self.sections) or not others:
             return f"no two images of {self.name} look alike"
@@ -124,7 +124,7 @@ class Duplicates:
         return {
             "name": self.name,
             "sections": [section.to_dict() for section in self.sections],
-            "broken": [[broken.name, broken.reason] for broken in self.broken],
+            "broken": [list(broken) for broken in self.broken],
         }
 
 
@@ -164,24 +164,20 @@ def find(
     broken = [one for prints in own.values() for one in prints.broken]
     sections: list[Section] = []
     for other in against:
-        for second, part in _held_out(other).items():
+        held_out = {name: part for name, part in other.parts.items() if name != "train"}
+        for second, part in (held_out or other.parts).items():
             theirs = fingerprints(part, workers=workers, progress=progress)
             broken += theirs.broken
             for first, prints in own.items():
                 names = (first, f"{second} of {other.name}")
                 leak = first == "train"
                 sections.append(_section(names, prints, theirs, alike, leak, same_labels=False))
-    for names in _inner(own) if inside else ():
-        first, second = (own[name] for name in names)
-        sections.append(_section(names, first, second, alike, leak=names[0] != names[1]))
+    for names in _COMPARED if inside else ():
+        if own.keys() >= set(names):
+            first, second = (own[name] for name in names)
+            sections.append(_section(names, first, second, alike, leak=names[0] != names[1]))
     sections.sort(key=lambda section: not section.leak)
     return Duplicates(data.name, tuple(sections), tuple(broken))
-
-
-def _held_out(data: Data) -> dict[str, Source]:
-    """The parts that may not be learnt from; all of a data set that has only one kind."""
-    held = {name: part for name, part in data.parts.items() if name != "train"}
-    return held or data.parts
 
 
 def _section(
@@ -193,48 +189,28 @@ def _section(
     same_labels: bool = True,
 ) -> Section:
     """The duplicates between two parts, or inside one."""
-    found = pairs(first, None if second is first else second, **vars(alike))
-    return Section(
-        *names,
-        tuple(found),
-        leak,
-        same_labels=same_labels,
-        sources=(first.source, second.source),
-    )
+    found = tuple(pairs(first, None if second is first else second, **vars(alike)))
+    return Section(*names, found, leak, same_labels, (first.source, second.source))
 
 
-def _inner(parts: Iterable[str]) -> list[tuple[str, str]]:
-    """The parts of one data set two by two, then each by itself."""
-    there = set(parts)
-    each = ((part, part) for part in ("train", "val", "test"))
-    return [(first, second) for first, second in (*_LEAKS, *each) if {first, second} <= there]
-
-
-def pairs(
-    a: Fingerprints,
-    b: Fingerprints | None = None,
-    *,
-    distance: int = DISTANCE,
-    crops: bool = True,
-    mirrored: bool = False,
-) -> list[Pair]:
-    """The duplicates within one set or across two, the surest first."""
-    if not 0 <= distance <= FARTHEST:
-        raise VitrailError(f"distance = {distance}: expected 0 to {FARTHEST} of 64 bits")
-    found = match(a, b, distance=distance, crops=crops, mirrored=mirrored)
-    one = _told(a, found[:, 0])
-    two = _told(a if b is None else b, found[:, 1])
+def pairs(a: Fingerprints, b: Fingerprints | None = None, **options: Any) -> list[Pair]:
+    """The duplicates within one set or across two, the surest first; options of `Alike`."""
+    alike = Alike(**options)
+    if not 0 <= alike.distance <= FARTHEST:
+        raise VitrailError(f"distance = {alike.distance}: expected 0 to {FARTHEST} of 64 bits")
+    matches = match(a, b, **vars(alike))
+    one = _names_and_labels(a, matches[:, 0])
+    two = _names_and_labels(a if b is None else b, matches[:, 1])
     result = [
         Pair(first, second, "exact" if bits == EXACT else "near", max(bits, 0), (label, other))
         for (first, label), (second, other), bits in zip(
-            one, two, found[:, 2].tolist(), strict=True
+            one, two, matches[:, 2].tolist(), strict=True
         )
     ]
     return sorted(result, key=lambda pair: (pair.kind, pair.distance, pair.first, pair.second))
 
 
-def _told(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, str]]:
-    """The names of some images, and of their classes."""
+def _names_and_labels(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, str]]:
     indices = prints.indices[rows]
     names, labels = prints.source.names, prints.source.labels
     for index, target in zip(indices, prints.source.targets[indices], strict=True):
@@ -244,11 +220,10 @@ def _told(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, str]]:
 def without(data: Data, duplicates: Duplicates) -> tuple[Subset, tuple[str, ...]]:
     """The train part without images that come back in val or test, and the names removed."""
     train = data.part("train")
-    twice = reasons(duplicates)
-    names = train.names
-    kept = [index for index, name in enumerate(names) if name not in twice]
-    removed = tuple(name for name in names if name in twice)
-    return Subset(train, np.array(kept, dtype=np.int64)), removed
+    leaked = reasons(duplicates)
+    rest = [index for index, name in enumerate(train.names) if name not in leaked]
+    removed = tuple(name for name in train.names if name in leaked)
+    return Subset(train, np.array(rest, dtype=np.int64)), removed
 
 
 def reasons(duplicates: Duplicates) -> dict[str, str]:
@@ -273,16 +248,10 @@ def groups(pairs: Sequence[Pair]) -> list[list[str]]:
     for pair in pairs:
         one, two = sorted((lead(pair.first), lead(pair.second)))
         leader[two] = one
-    found: dict[str, list[str]] = {}
+    members: dict[str, list[str]] = {}
     for name in sorted(leader):
-        found.setdefault(lead(name), []).append(name)
-    return list(found.values())
-
-
-def _pair_line(pair: Pair, conflict: bool) -> str:
-    """`near 3 bits   daisy/1.jpg · daisy/7.jpg`."""
-    kind = "equal " if pair.kind == "exact" else f"near {pair.distance}"
-    return f"  {kind:<8} {pair.first} · {pair.second}" + ("  (two classes)" if conflict else "")
+        members.setdefault(lead(name), []).append(name)
+    return list(members.values())
 
 
 def _counted(count: int, thing: str) -> str:

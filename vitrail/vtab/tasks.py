@@ -158,18 +158,10 @@ def entries() -> dict[str, Entry]:
     }
 
 
-def task_of(name: str) -> Task | None:
-    """The task behind a name such as vtab/cifar100."""
-    suite, _, short = name.partition("/")
-    return TASKS.get(short) if suite == "vtab" else None
-
-
 def lists_of(name: str, folder: Path) -> Path | None:
     """Where the file lists of a task lie: under its own name or under the usual one, if at all."""
-    task = task_of(name)
-    if task is None:
-        return None
-    names = (name.removeprefix("vtab/"), task.lists)
+    short = name.removeprefix("vtab/")
+    names = (short, TASKS[short].lists)
     places = [folder / root / below for root in ("vtab", "vtab-1k") for below in names]
     return next((place for place in places if holds_lists(place)), None)
 
