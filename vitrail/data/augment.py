@@ -50,7 +50,7 @@ class Augmentation:
 
     def steps(self, preprocessing: Preprocessing) -> list[_Step]:
         """All of it, in order."""
-        fill = _mean_colour(preprocessing)
+        fill = _mean_color(preprocessing)
         grey: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
         looks = self.looks(fill)
         if self.crop == "pad":
@@ -60,7 +60,7 @@ class Augmentation:
             flip = [v2.RandomHorizontalFlip()] if self.flip else []
             if looks:
                 # Pillow recolors several times faster than torch, and torch crops twice as fast.
-                looks = [_to_picture, *looks, _to_tensor]
+                looks = [_to_pil, *looks, _to_tensor]
             shown = [*self.frame(preprocessing), *flip, *looks]
         erase: list[_Step] = [_Erase(self.erasing, fill)] if self.erasing else []
         return [*grey, *shown, *erase]
@@ -79,7 +79,7 @@ class Augmentation:
         if self.crop == "resize":
             cut_from = v2.Resize(_larger(preprocessing), **resampling)
             return [_to_tensor, cut_from, v2.RandomCrop(size)]
-        return _whole_picture(preprocessing)
+        return _whole_image(preprocessing)
 
     def looks(self, fill: Color) -> list[_Step]:
         """What changes colors and shapes within the frame, on PIL images."""
@@ -96,12 +96,12 @@ class Augmentation:
         return steps
 
 
-def _mean_colour(preprocessing: Preprocessing) -> Color:
+def _mean_color(preprocessing: Preprocessing) -> Color:
     """The color that the model sees as zero, in bytes."""
     return tuple(round(255 * share) for share in preprocessing.mean)
 
 
-def _whole_picture(preprocessing: Preprocessing) -> list[_Step]:
+def _whole_image(preprocessing: Preprocessing) -> list[_Step]:
     """The evaluation's resize and crop, of bytes."""
     steps: list[_Step] = [_to_tensor, preprocessing.resize]
     return [*steps, v2.CenterCrop(preprocessing.size)] if preprocessing.short_side else steps
@@ -119,7 +119,7 @@ def _to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
-def _to_picture(image: UInt8[Tensor, "c y x"]) -> Image.Image:
+def _to_pil(image: UInt8[Tensor, "c y x"]) -> Image.Image:
     """The same pixels for Pillow."""
     if len(image) == 1:
         return Image.fromarray(image[0].numpy())
@@ -139,7 +139,7 @@ class _Whole:
             min(rows, columns),
         ):
             return image
-        return _to_picture(v2.Compose(_whole_picture(self.preprocessing))(image))
+        return _to_pil(v2.Compose(_whole_image(self.preprocessing))(image))
 
 
 def _shifted(image: Image.Image) -> Image.Image:
@@ -199,12 +199,12 @@ def normalise(
     images: UInt8[Tensor, "b c y x"], preprocessing: Preprocessing
 ) -> Float[Tensor, "b c y x"]:
     """Bytes as the numbers that the model takes, on whatever device they are."""
-    mean, std = _colours(preprocessing, images.device)
+    mean, std = _colors(preprocessing, images.device)
     return (images.float() / 255 - mean) / std
 
 
 @cache
-def _colours(
+def _colors(
     preprocessing: Preprocessing, device: torch.device
 ) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
     """Mean and deviation, on the device once and for all: a copy for each batch would wait."""
@@ -250,7 +250,16 @@ _REFERENCE_SIDE = 224
 
 @dataclass(frozen=True)
 class RandAugment:
-    """Some operations drawn at random, one after the other, all of the same magnitude."""
+    """RandAugment (Cubuk et al. 2019) as the ViT papers used it: the operations and the scale of
+    big_vision's code, of which torchvision's has others.
+
+    Operations are drawn at random, all of the same magnitude. A magnitude of 10 is the top of the
+    original scale; AugReg goes up to 20. Magnitude 0 is not the identity: brightness, contrast,
+    color and sharpness are blended by 0.1 + 0.18 m, posterizing keeps 0.4 m bits and solarizing
+    starts at 25.6 m, so that 0 darkens, blackens and inverts. Two details differ: contrast is
+    blended with the image's mean gray, where the reference takes a constant by mistake, and
+    distances are shares of the side, where it counts pixels of 224.
+    """
 
     layers: int
     magnitude: float

@@ -14,7 +14,7 @@ from vitrail.data.reading import Progress, read_all
 from vitrail.errors import VitrailError
 
 _FEW = 10
-"""Images that a class needs to be learnt at all."""
+"""Images that a class needs for a model to learn it at all."""
 _UNEVEN = 10.0
 """Between the largest and the smallest class."""
 _SMALL = 32

@@ -22,7 +22,7 @@ from vitrail.data.dataset import Broken, Source, picture_or_reason
 from vitrail.errors import VitrailError
 
 _WINDOW = 16
-"""Blocks that are mixed with each other when images are kept in blocks (shards)."""
+"""Blocks that are mixed with each other when images are stored in blocks (shards)."""
 _CHUNK = 128
 """The most images that one worker prepares at a time."""
 

@@ -178,11 +178,11 @@ def _interpret(
     addresses: Sequence[str], indices: Sequence[Index], parts: Sequence[str], unlabelled: bool
 ) -> dict[str, ShardSource]:
     """The images of all shards, by split; `parts` are the splits that the shards' names say."""
-    labelled = any(any(index.told) for index in indices)
+    labelled = any(any(index.labels) for index in indices)
     rows = [
-        _place_of(member, told if labelled else None, part)
+        _place_of(member, label if labelled else None, part)
         for index, part in zip(indices, parts, strict=True)
-        for member, told in zip(index.members, index.told, strict=True)
+        for member, label in zip(index.members, index.labels, strict=True)
     ]
     if unlabelled:
         rows = [(part, label or NO_CLASS, name.lstrip("/")) for part, label, name in rows]
@@ -221,12 +221,12 @@ def _interpret(
     return sources
 
 
-def _place_of(member: str, told: str | None, part: str) -> tuple[str, str, str]:
+def _place_of(member: str, given: str | None, part: str) -> tuple[str, str, str]:
     """An image's split, its label, and its name, which is that of a file in a class folder."""
     *folders, file = member.split("/")
-    label = (folders.pop() if folders else "") if told is None else told
+    label = (folders.pop() if folders else "") if given is None else given
     above = (PARTS[folder.lower()] for folder in reversed(folders) if folder.lower() in PARTS)
-    return next(above, part), label, member if told is not None else f"{label}/{file}"
+    return next(above, part), label, member if given is not None else f"{label}/{file}"
 
 
 def _check_parts(addresses: Sequence[str], sources: dict[str, ShardSource]) -> None:

@@ -201,7 +201,7 @@ class Index:
     sizes: Int64[np.ndarray, " n"]
     members: Sequence[str]
     """The images' paths in the tar."""
-    told: Sequence[str]
+    labels: Sequence[str]
     """The label beside each image; empty where there is none."""
     classes: Sequence[str]
     """The lines of a class list in the tar."""
@@ -216,7 +216,7 @@ class Index:
             "offsets": self.offsets,
             "sizes": self.sizes,
             "members": joined(self.members),
-            "told": joined(self.told),
+            "told": joined(self.labels),
             "classes": joined(self.classes),
             "shard": joined([str(self.length), self.beginning, self.damage]),
         }
@@ -228,11 +228,13 @@ class Index:
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 offsets, sizes = file["offsets"], file["sizes"]
-                members, told, classes = (separate(file[x]) for x in ("members", "told", "classes"))
+                members, labels, classes = (
+                    separate(file[x]) for x in ("members", "told", "classes")
+                )
                 length, beginning, damage = separate(file["shard"])
-            if not len(offsets) == len(sizes) == len(members) == len(told):
+            if not len(offsets) == len(sizes) == len(members) == len(labels):
                 return None
-            return Index(offsets, sizes, members, told, classes, int(length), beginning, damage)
+            return Index(offsets, sizes, members, labels, classes, int(length), beginning, damage)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 
@@ -282,9 +284,9 @@ def build_index(path: Path, name: str) -> Index:
     if not rows:
         reason = f" ({damage})" if damage else ""
         raise VitrailError(f"{name} holds no images{reason}; expected an uncompressed tar of them")
-    members, offsets, sizes, told = zip(*rows, strict=True)
+    members, offsets, sizes, labels = zip(*rows, strict=True)
     at, lengths = (np.array(numbers, dtype=np.int64) for numbers in (offsets, sizes))
-    return Index(at, lengths, members, told, classes, length, beginning, damage)
+    return Index(at, lengths, members, labels, classes, length, beginning, damage)
 
 
 def _whole_members(tar: tarfile.TarFile, length: int) -> Iterator[tarfile.TarInfo]:

@@ -10,7 +10,7 @@ from vitrail.duplicates.fingerprints import Fingerprints, View, hashes, is_flat,
 from vitrail.duplicates.hamming import near, repeated
 
 MOST = 1_000_000
-"""Pairs kept; beyond, only those that name an image for the first time."""
+"""Pairs that are recorded; beyond, only those that name an image for the first time."""
 _CHUNK = 1 << 14
 EXACT = -1
 
@@ -97,22 +97,22 @@ def _search(one: _Distinct, two: _Distinct | None, seen: Sequence[View], distanc
     if two is not None:
         rounds += [(two, one, view, True) for view in seen[1:]]
     known = {id(side): side.hashes(plain) for side in (one, two) if side is not None}
-    kept = _Kept(len(one.group), None if two is None else len(two.group))
+    pairs = _Pairs(len(one.group), None if two is None else len(two.group))
     for left, right, view, swapped in rounds:
         for i, j in near(left.hashes(view), known[id(right)], distance):
             i, j = left.uneven[i], right.uneven[j]
-            new = kept.is_new(*((j, i) if swapped else (i, j)))
+            new = pairs.is_new(*((j, i) if swapped else (i, j)))
             i, j = i[new], j[new]
             images, others = left.thumbnails[i], right.thumbnails[j]
             good = look_alike(images, view, others, plain)
             bits = np.bitwise_count(hashes(images[good], view) ^ hashes(others[good], plain))
             i, j = i[good], j[good]
-            kept.add(_triples(j, i, bits) if swapped else _triples(i, j, bits))
-        kept.tidy()
-    return _merge(kept.found)
+            pairs.add(_triples(j, i, bits) if swapped else _triples(i, j, bits))
+        pairs.tidy()
+    return _merge(pairs.found)
 
 
-class _Kept:
+class _Pairs:
     """Pairs as they are found, never many more than MOST."""
 
     def __init__(self, ones: int, others: int | None) -> None:

@@ -123,12 +123,14 @@ def _table_of(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             for row in reader:
-                found = {name: (row.get(name) or "").strip() for name in columns}
+                values = {name: (row.get(name) or "").strip() for name in columns}
                 for name, pattern in columns.items():
-                    if not re.fullmatch(pattern, found[name]):
-                        told = f"{name} '{found[name]}'; expected {pattern}"
-                        raise ValueError(f"line {reader.line_num} has the {told}")
-                rows.append(found)
+                    if not re.fullmatch(pattern, values[name]):
+                        raise ValueError(
+                            f"line {reader.line_num} has the {name} '{values[name]}'; "
+                            f"expected {pattern}"
+                        )
+                rows.append(values)
     except (OSError, ValueError, csv.Error) as error:
         raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
     return rows
@@ -156,8 +158,8 @@ def _scenes(place: Path, part: str, rule: _Rule) -> FolderSource:
     """The images of a part, by the order of their names."""
     path = place / "scenes" / f"CLEVR_{part}_scenes.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["scenes"]
-        labelled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in found)
+        all_scenes = json.loads(path.read_text(encoding="utf-8"))["scenes"]
+        labelled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in all_scenes)
     except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
     files = [file for file, _ in labelled]
@@ -240,7 +242,7 @@ def _videos_of(devkit: Path) -> list[str]:
 
 
 def by_video(videos: Sequence[str]) -> dict[str, list[int]]:
-    """Which images are learnt from, chosen on and tested on: a tenth of the videos each for val
+    """The images of each split: a tenth of the videos each for val
     and test, drawn as TFDS draws them (numpy's old generator, seed 123)."""
     draw = np.random.RandomState(123)
     every = sorted(set(videos))

@@ -1,9 +1,10 @@
 """VTAB-1k (Zhai et al. 2019, arXiv 1910.04867): 19 tasks of 1,000 training images, without
 TensorFlow.
 
-800 images are learnt from, 200 chosen on, both are learnt from in the end, and the whole test part
-is tested on. Which 1,000 they are follows from the order in which TensorFlow Datasets keeps them:
-file lists have those very images; from anywhere else, this project draws its own, and says so.
+800 images are for training and 200 for choosing settings; the final model trains on both and is
+tested on the whole test split. Which 1,000 they are follows from the order in which TensorFlow
+Datasets stores them: file lists have those very images; from anywhere else, this project draws its
+own, and says so.
 """
 
 from collections.abc import Callable
@@ -24,8 +25,8 @@ from vitrail.vtab import files
 from vitrail.vtab import labels as rules
 from vitrail.vtab.frames import in_memory
 
-_LEARNT, _CHOSEN = 800, 200
-"""Images that are learnt from and chosen on."""
+_TRAIN, _VAL = 800, 200
+"""Images of train and of val."""
 
 Group = Literal["natural", "specialised", "structured"]
 GROUPS: tuple[Group, ...] = ("natural", "specialised", "structured")
@@ -147,7 +148,7 @@ def entries() -> dict[str, Entry]:
         f"vtab/{short}": Entry(
             f"VTAB-1k: {task.title}",
             task.classes,
-            _LEARNT + _CHOSEN + task.whole[2],
+            _TRAIN + _VAL + task.whole[2],
             task.fetch,
             "VTAB-1k",
             partial(as_vtab, short),
@@ -179,11 +180,11 @@ def as_vtab(short: str, data: Data) -> Data:
         raise VitrailError(
             f"{name}: the data has the 1,000 images and no test part; add it, or bring all images"
         )
-    if sizes(data)[:2] == (_LEARNT + _CHOSEN, 0):  # both, in one list
+    if sizes(data)[:2] == (_TRAIN + _VAL, 0):  # both, in one list
         tell_once(f"{name}: which 200 of the 1,000 images are val is this project's own draw")
-        train, val = _drawn(data.part("train"), _LEARNT, _CHOSEN)
+        train, val = _drawn(data.part("train"), _TRAIN, _VAL)
         data = replace(data, train=train, val=val)
-    elif sizes(data)[:2] != (_LEARNT, _CHOSEN):
+    elif sizes(data)[:2] != (_TRAIN, _VAL):
         tell_once(
             f"{name}: the 1,000 images are drawn by this project's own seed, not TFDS's; the "
             "benchmark's own come from file lists (docs/transfer.md)"
@@ -195,7 +196,7 @@ def as_vtab(short: str, data: Data) -> Data:
 
 def brings_thousand(data: Data) -> bool:
     """Whether somebody drew the 1,000 images already."""
-    return sizes(data)[:2] in ((_LEARNT, _CHOSEN), (_LEARNT + _CHOSEN, 0))
+    return sizes(data)[:2] in ((_TRAIN, _VAL), (_TRAIN + _VAL, 0))
 
 
 def sizes(data: Data) -> tuple[int, int, int]:
@@ -233,7 +234,7 @@ def parted(task: Task, data: Data) -> Data:
 
 def _thousand(name: str, data: Data) -> Data:
     """The first 800 and 200 of this project's order."""
-    few = {"train": _LEARNT, "val": _CHOSEN}
+    few = {"train": _TRAIN, "val": _VAL}
     for part, n in few.items():
         if (there := len(data.part(part).targets)) < n:
             raise VitrailError(
@@ -267,10 +268,10 @@ def _some_of_each_class(source: Source, n: int) -> tuple[Source, Source]:
 
 def _named(name: str, task: Task, source: Source) -> Source:
     """With all classes of the task, by their meaning where they have only numbers."""
-    found = source.labels
-    if found != tuple(map(str, range(len(found)))):
-        if len(found) == task.classes:
+    labels = source.labels
+    if labels != tuple(map(str, range(len(labels)))):
+        if len(labels) == task.classes:
             return source
-    elif len(found) <= task.classes:
+    elif len(labels) <= task.classes:
         return Renamed(source, task.labels or tuple(map(str, range(task.classes))))
-    raise VitrailError(f"{name} has {task.classes} classes, the data here {len(found)}")
+    raise VitrailError(f"{name} has {task.classes} classes, the data here {len(labels)}")
