@@ -28,6 +28,8 @@ from vitrail.data.store import is_store, open_store
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.web import alone, cache, fetch_file, on_disk, reason_of
 
+# torchvision's data sets: fetched by torchvision, read from their lists of files.
+
 Parts = Mapping[str, Mapping[str, Any]]
 """What torchvision's class is given for each part of the data."""
 

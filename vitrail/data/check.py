@@ -1,4 +1,5 @@
-"""What a data set holds, and what is wrong with it: counts, sizes, broken images, warnings."""
+"""What a data set holds, and what is wrong with it: counts, sizes, broken images, warnings, and
+contact sheets to look at."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -159,10 +160,11 @@ class Inspection:
 
 def describe(data: Data) -> Inspection:
     """Classes and counts, at once: nothing is decoded."""
-    parts = [
-        SplitStats(name=name, counts=_class_counts(source, data.labels))
-        for name, source in data.parts.items()
-    ]
+    parts = []
+    for name, source in data.parts.items():
+        counts = np.bincount(source.targets, minlength=len(source.labels)).tolist()
+        by_label = dict.fromkeys(data.labels, 0) | dict(zip(source.labels, counts, strict=True))
+        parts.append(SplitStats(name=name, counts=by_label))
     return Inspection(data.name, data.labels, tuple(parts))
 
 
@@ -175,20 +177,11 @@ def check(data: Data, *, workers: int = 0, progress: Progress = None) -> Inspect
 
 def absent_classes(parts: Sequence[SplitStats]) -> list[str]:
     """A line for each part that lacks classes."""
-    lacking = {
-        part.name: [label for label, count in part.counts.items() if not count] for part in parts
-    }
     return [
-        f"{name} has no images of {_some(labels)}; add some, or try data.split=stratified"
-        for name, labels in lacking.items()
-        if labels
+        f"{part.name} has no images of {_some(labels)}; add some, or try data.split=stratified"
+        for part in parts
+        if (labels := [label for label, count in part.counts.items() if not count])
     ]
-
-
-def _class_counts(source: Source, labels: Sequence[str]) -> dict[str, int]:
-    """Images of each class, in the order of the classes."""
-    counts = np.bincount(source.targets, minlength=len(source.labels)).tolist()
-    return dict.fromkeys(labels, 0) | dict(zip(source.labels, counts, strict=True))
 
 
 def _read_part(part: SplitStats, source: Source, workers: int, progress: Progress) -> SplitStats:
@@ -232,8 +225,9 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
+# Contact sheets: many images at a glance.
+
 _PAPER, _INK, _FRAME = (255, 255, 255), (68, 68, 68), (236, 236, 236)
-_Resampling = Image.Resampling
 
 
 def sheet(
@@ -293,7 +287,7 @@ def grid(
 def _tile(image: Image.Image, side: int) -> Image.Image:
     """An image as large as fits into a square; tiny ones keep their pixels sharp."""
     enlarged = side >= 4 * max(image.size)
-    method = _Resampling.NEAREST if enlarged else _Resampling.LANCZOS
+    method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
     return ImageOps.pad(image.convert("RGB"), (side, side), method, color=_FRAME)
 
 
