@@ -13,9 +13,9 @@ import time
 
 import numpy as np
 
-from vitrail.data.fingerprints import Fingerprints
-from vitrail.data.matching import match
-from vitrail.data.source import ArraySource
+from vitrail.data.dataset import ArraySource
+from vitrail.duplicates.fingerprints import Fingerprints
+from vitrail.duplicates.matching import match
 
 
 def synthetic(thumbnails: np.ndarray, chance: np.random.Generator) -> Fingerprints:

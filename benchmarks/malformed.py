@@ -20,7 +20,8 @@ from PIL import Image
 
 import vitrail
 from benchmarks.serving import server
-from vitrail.data.preprocessing import Preprocessing, decode, readable
+from vitrail.data.decode import decode, readable
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM")

@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from PIL import Image
 from safetensors.torch import load_file
 from starlette.testclient import TestClient
-from vitrail.serving.served import open_models
 
 import vitrail
 from vitrail.cli import main
 from vitrail.data.opening import open_data
 from vitrail.serving.app import application
+from vitrail.serving.models import open_models
 
 FIXTURES = Path(__file__).parent / "fixtures"
 RUNS = ("run-0.1", "finished-0.1")

@@ -11,7 +11,7 @@ import torch
 from vitrail import runs
 from vitrail.cli import main
 from vitrail.config import Config
-from vitrail.data.catalogue import CATALOGUE
+from vitrail.data.catalog import CATALOGUE
 from vitrail.errors import VitrailError
 from vitrail.model import create
 from vitrail.settings import RECIPES, explanations, load, parse, put, recipes, schema

@@ -14,11 +14,11 @@ from PIL import Image
 from vitrail import create, save, settings
 from vitrail import load as load_model
 from vitrail.config import Config
-from vitrail.data.catalogue import CATALOGUE
-from vitrail.data.vtab import TASKS
+from vitrail.data.catalog import CATALOGUE
 from vitrail.model.variants import describe
 from vitrail.settings import RECIPES, load, recipes, to_flat, to_toml
 from vitrail.training.train import train_config
+from vitrail.vtab.tasks import TASKS
 from vitrail.weights.published import PUBLISHED
 from vitrail.weights.published import find as published
 

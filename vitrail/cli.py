@@ -152,7 +152,7 @@ def data(data: str, settings: tuple[str, ...], as_json: bool, **wishes: Any) -> 
 
 def show_data(found: dict[str, Any], table: bool) -> None:
     """What `vitrail data` found, for a terminal."""
-    from vitrail.data.checking import show
+    from vitrail.data.check import show
 
     for part, names in found.get("split", {}).items():
         echo("\n".join(f"{part}\t{name}" for name in names))

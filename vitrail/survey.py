@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.console import count_progress
-from vitrail.data import checking, duplicates
+from vitrail.data import check as checking
+from vitrail.data.check import sheet as contact_sheet
+from vitrail.data.dataset import Data
 from vitrail.data.opening import as_brought
-from vitrail.data.sheet import sheet as contact_sheet
-from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.files import replace_with, write_text
-from vitrail.reporting import duplicates as duplicates_page
 from vitrail.settings import build, changed, parse, put, with_settings
 from vitrail.training.resolve import Settings
 from vitrail.training.train import open_parts
@@ -66,6 +65,8 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
         else:
             result["check"] = checking.describe(data)
         if wishes.duplicates or wishes.against:
+            from vitrail.duplicates import find as duplicates
+
             result["duplicates"] = duplicates.find(
                 whole,
                 against=[as_brought(other) for other in wishes.against],
@@ -85,13 +86,17 @@ def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> d
     return result
 
 
-def kept_of(data: Data, wishes: Wishes, found: duplicates.Duplicates | None) -> dict[str, Any]:
+def kept_of(data: Data, wishes: Wishes, found: Any) -> dict[str, Any]:
     """What is written of a data set once it is known what lies in it twice."""
     result: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     if found is not None and wishes.report:
+        from vitrail.reporting import duplicates as duplicates_page
+
         result["report"] = str(duplicates_page.write(found, Path(wishes.report)))
     if found is not None and (wishes.filtered or wishes.against):
+        from vitrail.duplicates import find as duplicates
+
         kept, _ = duplicates.without(data, found)
         left_out = duplicates.reasons(found)
         result["kept"], result["removed"] = len(kept.targets), len(left_out)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
 
 
 def photo(seed: int = 0, height: int = 12, width: int = 16) -> Image.Image:

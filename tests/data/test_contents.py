@@ -10,9 +10,9 @@ import pytest
 from tests.data.pictures import write
 from vitrail.data import contents
 from vitrail.data.contents import content_hashes
-from vitrail.data.folders import open_folder
+from vitrail.data.dataset import ArraySource, Joined, Renamed, Subset
+from vitrail.data.folder import open_folder
 from vitrail.data.shards import open_shards
-from vitrail.data.source import ArraySource, Joined, Renamed, Subset
 from vitrail.data.store import open_store, pack_data
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
+from vitrail.data.dataset import ArraySource
 from vitrail.data.loader import Augmented, Share, Stream, derive, training_batches
-from vitrail.data.source import ArraySource
 from vitrail.errors import VitrailError
 
 CPU = torch.device("cpu")
@@ -147,7 +147,7 @@ def test_nothing_but_broken_pictures_is_an_error():
     dataset = Augmented(
         Hopeless(damaged.labels, damaged.targets, damaged.names, damaged.pixels), noisy, seed=0
     )
-    with pytest.raises(VitrailError, match="none of the 2 training pictures"):
+    with pytest.raises(VitrailError, match="none of the 2 training images"):
         _ = dataset[0, 0]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import contents, encoded, labelled, write, write_classes, write_tar
+from vitrail.data.dataset import Data
 from vitrail.data.opening import open_data
-from vitrail.data.source import Data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.settings import load
@@ -74,7 +74,7 @@ def test_a_list_of_names_says_what_train_keeps(tmp_path):
     assert list(some.part("test").names) == list(whole.part("test").names)
     assert counts(open_data("photos", only="kept.txt", subset=5))["train"] == 5
     (tmp_path / "strangers.txt").write_text("c/1.png\n")
-    assert "names no picture of train" in failure("photos", only="strangers.txt")
+    assert "names no image of train" in failure("photos", only="strangers.txt")
     assert "cannot read the names in nowhere.txt" in failure("photos", only="nowhere.txt")
 
 
@@ -86,7 +86,7 @@ def test_a_subset_is_drawn_from_what_is_left_to_train_on(tmp_path):
     assert contents(part.test) == contents(whole.test)
     assert set(part.train.names) < set(whole.train.names)
     message = failure("photos", split="stratified", subset=81)
-    assert message == "data.subset=81: train has 80 pictures; choose from 1 to 80"
+    assert message == "data.subset=81: train has 80 images; choose from 1 to 80"
 
 
 def test_a_folder_of_tars_is_shards(tmp_path):
@@ -108,7 +108,7 @@ def test_a_folder_here_comes_before_a_name_of_the_catalogue(tmp_path, capsys):
     write_classes(tmp_path / "digits", {"a": 3, "b": 3})
     for where in ("digits", Path("digits"), "./digits"):
         assert open_data(where, val=0.0, test=0.0).labels == ("a", "b")
-    line = "data     ./digits is used, not the catalogue's data set of that name\n"
+    line = "data     ./digits is used, not the catalog's data set of that name\n"
     assert capsys.readouterr().err == 2 * line
     assert open_parts(load("digits/vit", ["data.val=0", "data.test=0"])).labels == ("a", "b")
     assert capsys.readouterr().err == line
@@ -143,7 +143,7 @@ def test_what_is_not_there_is_guessed_at(tmp_path):
 
 def test_too_few_pictures_are_said(tmp_path):
     write_classes(tmp_path / "photos", {"a": 1, "b": 1})
-    assert "none falls to test; use more images of a class" in failure("photos")
+    assert "the test split would be empty; use more images of a class" in failure("photos")
 
 
 def test_names_of_a_subset_are_made_once(tmp_path):

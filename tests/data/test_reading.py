@@ -7,8 +7,9 @@ from PIL import Image
 
 from tests.data.pictures import write_classes
 from vitrail.data import reading
-from vitrail.data.folders import open_folder
-from vitrail.data.reading import CHUNK, Broken, read_all
+from vitrail.data.dataset import Broken
+from vitrail.data.folder import open_folder
+from vitrail.data.reading import CHUNK, read_all
 from vitrail.errors import FailureError
 
 

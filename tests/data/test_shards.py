@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import contents, encoded, labelled, photo, same, write_tar
-from vitrail.data import shard_files
+from vitrail.data import tars
+from vitrail.data.dataset import Source
 from vitrail.data.shards import open_shards
-from vitrail.data.source import Source
 from vitrail.errors import FailureError, VitrailError
 
 
@@ -26,7 +26,7 @@ from vitrail.errors import FailureError, VitrailError
 def cache(monkeypatch, tmp_path) -> Path:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("no_proxy", "*")
-    shard_files.files.clear()
+    tars.files.clear()
     return tmp_path / "cache" / "shards"
 
 
@@ -175,13 +175,13 @@ def test_a_name_in_two_shards_is_told_apart_and_the_first_keeps_it(tmp_path):
 def test_a_class_that_only_the_test_part_has_is_named(tmp_path):
     names = ["train/a/1.png", "train/b/1.png", "test/a/1.png", "test/fish/1.png"]
     write_tar(tmp_path / "x.tar", {name: encoded() for name in names})
-    assert "has pictures of 'fish' in test and none in train" in failure(tmp_path / "x.tar")
+    assert "has images of 'fish' in test and none in train" in failure(tmp_path / "x.tar")
 
 
 def test_pictures_without_a_label_are_counted_and_left_out(tmp_path, capsys):
     write_tar(tmp_path / "x.tar", labelled(4) | {"9.png": encoded()})
     assert len(train(tmp_path / "x.tar")) == 4
-    assert capsys.readouterr().err == "1 pictures without a label are left out\n"
+    assert capsys.readouterr().err == "1 images without a label are left out\n"
 
 
 def test_what_is_no_set_of_labelled_pictures_is_one_line(tmp_path):
@@ -190,11 +190,11 @@ def test_what_is_no_set_of_labelled_pictures_is_one_line(tmp_path):
     write_tar(tmp_path / "one.tar", labelled(3, classes=1))
     assert "has one class only, '0'" in failure(tmp_path / "one.tar")
     write_tar(tmp_path / "text.tar", {"a/1.txt": "x"})
-    assert "holds no pictures" in failure(tmp_path / "text.tar")
+    assert "holds no images" in failure(tmp_path / "text.tar")
     (tmp_path / "no.tar").write_bytes(b"not a tar at all" * 100)
-    assert "holds no pictures" in failure(tmp_path / "no.tar")
+    assert "holds no images" in failure(tmp_path / "no.tar")
     (tmp_path / "zero.tar").write_bytes(b"")
-    assert "holds no pictures (empty file)" in failure(tmp_path / "zero.tar")
+    assert "holds no images (empty file)" in failure(tmp_path / "zero.tar")
     (tmp_path / "zipped.tar").write_bytes(gzip.compress((tmp_path / "one.tar").read_bytes()))
     assert "is compressed; unpack it" in failure(tmp_path / "zipped.tar")
     (tmp_path / "zipped.tar").rename(tmp_path / "zipped.tar.gz")
@@ -416,9 +416,9 @@ def test_the_shards_unused_for_longest_make_room(tmp_path, site, cache, monkeypa
     # Another process may delete what is open here; it closes, and frees the disk, before the next.
     next((cache / "files").rglob("x-00.tar")).unlink()
     assert same(source.picture(1), photo(1))
-    assert any(file.is_deleted() for file in shard_files.files.values())
+    assert any(file.is_deleted() for file in tars.files.values())
     assert same(source.picture(4), photo(4))
-    assert not any(file.is_deleted() for file in shard_files.files.values())
+    assert not any(file.is_deleted() for file in tars.files.values())
 
 
 def test_a_budget_smaller_than_a_shard_still_reads(tmp_path, site, cache, monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from tests.data.pictures import contents, photo, same, write, write_classes
-from vitrail.data.folders import open_folder
-from vitrail.data.source import ArraySource, Data, Source
-from vitrail.data.store import is_store, open_store, pack, pack_data, shrunk
+from vitrail.data.dataset import ArraySource, Data, Source
+from vitrail.data.folder import open_folder
+from vitrail.data.store import is_store, open_store, pack_data, shrunk
 from vitrail.errors import FailureError, VitrailError
 
 
@@ -59,7 +59,7 @@ def test_what_is_done_to_a_picture_does_not_reach_the_store(tmp_path, data):
 
 
 def test_a_source_alone_becomes_a_train_part(tmp_path, data):
-    pack(data.val, tmp_path / "store")
+    pack_data(Data(name="store", train=data.val), tmp_path / "store")
     again = open_store(tmp_path / "store")
     assert (again.name, list(again.parts)) == ("store", ["train"])
 
@@ -148,7 +148,7 @@ def test_a_full_disk_is_a_failure_in_one_line_and_leaves_nothing(tmp_path, data)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(FailureError, match=r"^cannot write .*store \(File too large\); free"):
-            pack(big, tmp_path / "store")
+            pack_data(Data(name="store", train=big), tmp_path / "store")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
@@ -158,7 +158,7 @@ def test_a_full_disk_is_a_failure_in_one_line_and_leaves_nothing(tmp_path, data)
 def test_pictures_that_are_all_broken_are_no_store(tmp_path):
     for name in ("a/1.png", "b/1.png"):
         write(tmp_path / "photos" / name).write_bytes(b"")
-    with pytest.raises(VitrailError, match="none of the 2 pictures of train can be decoded"):
+    with pytest.raises(VitrailError, match="none of the 2 images of train can be decoded"):
         pack_data(open_folder(tmp_path / "photos"), tmp_path / "store")
     assert not (tmp_path / "store").exists()
 
@@ -179,7 +179,7 @@ def test_a_damaged_store_is_one_line(tmp_path, data):
             else:
                 (store / name).write_bytes(damage)
             message = failure(store)
-            assert "is no whole store" in message
+            assert "is not a whole store" in message
             assert message.endswith("pack it again")
         (store / name).write_bytes(body)
     open_store(store)
@@ -206,6 +206,6 @@ def test_a_store_packed_again_in_the_same_place_shows_its_new_pixels(tmp_path):
     for value in (10, 20):
         pixels = np.full((2, 4, 4), value, np.uint8)
         source = ArraySource(("a", "b"), np.array([0, 1]), ["x", "y"], pixels)
-        pack(source, tmp_path / "store")
+        pack_data(Data(name="store", train=source), tmp_path / "store")
         assert open_store(tmp_path / "store").train.picture(0).getpixel((0, 0))[0] == value
         (tmp_path / "store").rename(tmp_path / f"old-{value}")

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms.v2 import functional as F
 
-from vitrail.data.source import ArraySource
+from vitrail.data.dataset import ArraySource
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metrics import Predictions
 

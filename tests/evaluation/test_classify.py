@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import vitrail
 from tests.evaluation.examples import LABELS, linear, pictures, probabilities, tensor
 from vitrail import VitrailError
+from vitrail.data.dataset import ArraySource
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import ArraySource
 from vitrail.errors import FailureError
 from vitrail.evaluation.classify import evaluate, predict
 from vitrail.evaluation.metrics import Predictions

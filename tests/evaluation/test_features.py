@@ -6,8 +6,8 @@ import torch
 
 from tests.models import small
 from vitrail import VitrailError
+from vitrail.data.dataset import ArraySource, Subset
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import ArraySource, Subset
 from vitrail.evaluation import features
 from vitrail.evaluation.features import extract, identity, kept_features
 

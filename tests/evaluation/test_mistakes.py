@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from tests.evaluation.examples import LABELS, pictures
-from vitrail.data.source import Subset
+from vitrail.data.dataset import Subset
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metrics import Predictions, measure
 from vitrail.evaluation.mistakes import mistakes, thumbnail, with_examples

@@ -17,9 +17,9 @@ import vitrail
 from tests.data.pictures import write_tar
 from tests.evaluation.examples import linear
 from tests.models import small
-from vitrail.data.catalogue import open_named
+from vitrail.data.catalog import open_named
+from vitrail.data.dataset import ArraySource
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import ArraySource
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.imagenet import categories
 from vitrail.evaluation.metrics import Predictions

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.models import small
+from vitrail.data.dataset import ArraySource
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import ArraySource
 from vitrail.errors import VitrailError
 from vitrail.inspection.summary import MOST, SHOWN, summarise
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import ImageOps
+from tests.data.test_duplicates import CHANGES, copies_found
 
 import vitrail
 from tests.data.gallery import gallery
 from tests.data.lists import write_lists
-from tests.data.test_duplicates import CHANGES, copies_found
 from tests.training.test_sweep import TINY, alone_in
-from vitrail.data.duplicates import pairs
-from vitrail.data.fingerprints import fingerprints
 from vitrail.data.opening import open_data
 from vitrail.data.shards import open_shards
+from vitrail.duplicates.find import pairs
+from vitrail.duplicates.fingerprints import fingerprints
 from vitrail.runs import Run
 from vitrail.training.sweep import sweep
 from vitrail.weights.download import fetch

@@ -7,7 +7,7 @@ from sklearn.datasets import load_sample_image
 
 import vitrail
 from tests.weights.test_round_trip import SUFFIX
-from vitrail.data.source import ArraySource
+from vitrail.data.dataset import ArraySource
 from vitrail.evaluation.classify import predict
 from vitrail.weights.loading import read
 

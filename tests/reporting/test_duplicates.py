@@ -6,8 +6,8 @@ from PIL import Image
 
 from tests.data.gallery import gallery, scene
 from tests.reporting.pages import Page
-from vitrail.data.duplicates import find
-from vitrail.data.source import Data
+from vitrail.data.dataset import Data
+from vitrail.duplicates.find import find
 from vitrail.reporting import duplicates
 
 

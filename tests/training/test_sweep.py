@@ -17,8 +17,6 @@ from tests.data.pictures import write
 from vitrail import runs
 from vitrail.cli import main, show_sweeps
 from vitrail.config import Config
-from vitrail.data import vtab
-from vitrail.data.vtab_files import DSPRITES
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.reporting.sweeps import tables, tasks
 from vitrail.runs import Run
@@ -26,6 +24,8 @@ from vitrail.settings import load, with_settings
 from vitrail.training.resolve import resolve_config
 from vitrail.training.suite import whose
 from vitrail.training.sweep import Trial, best_val, chosen, sweep
+from vitrail.vtab import tasks as vtab
+from vitrail.vtab.files import DSPRITES
 
 TINY = {
     "model.variant": "Ti/8",

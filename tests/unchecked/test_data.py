@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from vitrail import VitrailError
+from vitrail.data.dataset import ArraySource, Data, hold_out
 from vitrail.data.opening import open_data
-from vitrail.data.source import ArraySource, Data
-from vitrail.data.splits import hold_out
 
 
 def test_a_way_to_split_that_does_not_exist_is_one_line():

@@ -10,7 +10,9 @@ from PIL import Image
 
 from tests.processes import start
 
-LEAVES = ("inspection", "reporting", "exporting", "serving", "benchmarking")
+LEAVES = (
+    *("inspection", "reporting", "exporting", "serving", "benchmarking", "duplicates", "vtab"),
+)
 SHORT = ("train.steps=1", "train.evaluations=1", "data.subset=32", "train.batch=8")
 
 

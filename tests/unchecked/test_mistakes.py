@@ -73,7 +73,7 @@ def test_predict_takes_pictures_arrays_and_paths_and_nothing_else(saved, tmp_pat
     answers = model.predict(picture)
     assert model.predict(pixels) == model.predict(str(tmp_path / "p.png")) == answers
     for wrong in (3, None, [1, 2]):
-        with pytest.raises(VitrailError, match="expected a picture"):
+        with pytest.raises(VitrailError, match="expected an image"):
             model.predict(wrong)
     (tmp_path / "not.jpg").write_text("not a picture")
     with pytest.raises(VitrailError, match="is not a picture"):

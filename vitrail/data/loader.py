@@ -1,4 +1,4 @@
-"""Which pictures make up each batch, and the processes that decode them.
+"""Which images make up each batch, and the processes that decode them.
 
 Everything random is a function of the seed and of a position in one endless stream of images, so
 the number of workers and of processes changes nothing, and resuming is starting the stream later.
@@ -18,16 +18,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitrail.data.source import Source
-from vitrail.errors import FailureError, VitrailError
+from vitrail.data.dataset import Broken, Source, picture_or_reason
+from vitrail.errors import VitrailError
 
-WINDOW = 16
-"""Blocks that are mixed with each other when pictures are kept in blocks (shards)."""
-CHUNK = 128
+_WINDOW = 16
+"""Blocks that are mixed with each other when images are stored in blocks (shards)."""
+_CHUNK = 128
 """The most images that one worker prepares at a time."""
 
-Broken = tuple[str, str]
-"""Name of a picture, and why it cannot be used."""
 Transform = Callable[[Image.Image], Tensor]
 
 
@@ -38,7 +36,7 @@ def derive(*numbers: int) -> int:
 
 
 class Stream:
-    """An endless sequence of picture numbers: one shuffled pass over the source after another."""
+    """An endless sequence of image numbers: one shuffled pass over the source after another."""
 
     def __init__(
         self,
@@ -51,29 +49,28 @@ class Stream:
         self.blocks = blocks
         self.seed = seed
         self.balanced = balanced
-        self.kept: tuple[int, Int[np.ndarray, " n"]] | None = None
+        self._current: tuple[int, Int[np.ndarray, " n"]] | None = None
 
     def __getitem__(self, position: int) -> int:
         epoch, place = divmod(position, len(self.targets))
-        if self.kept is None or self.kept[0] != epoch:
-            self.kept = epoch, self.order(epoch)
-        return int(self.kept[1][place])
+        if self._current is None or self._current[0] != epoch:
+            self._current = epoch, self.order(epoch)
+        return int(self._current[1][place])
 
     def order(self, epoch: int) -> Int[np.ndarray, " n"]:
-        """The order of one pass."""
         rng = np.random.default_rng(derive(self.seed, epoch))
         if self.balanced:
-            return self.evenly(rng)
+            return self._evenly(rng)
         if not self.blocks.any():
             return rng.permutation(len(self.targets))
         shuffled = rng.permutation(np.unique(self.blocks))
-        windows = [shuffled[i : i + WINDOW] for i in range(0, len(shuffled), WINDOW)]
+        windows = [shuffled[i : i + _WINDOW] for i in range(0, len(shuffled), _WINDOW)]
         return np.concatenate(
             [rng.permutation(np.flatnonzero(np.isin(self.blocks, window))) for window in windows]
         )
 
-    def evenly(self, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
-        """As many draws as there are pictures, every class equally often."""
+    def _evenly(self, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
+        """As many draws as there are images, every class equally often."""
         total = len(self.targets)
         groups = [np.flatnonzero(self.targets == label) for label in np.unique(self.targets)]
         share = -(-total // len(groups))
@@ -94,27 +91,25 @@ class Augmented(Dataset[Any]):
         self.seed = seed
 
     def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int, list[Broken]]:
-        position, wanted = index
-        picture, found, broken = self.whole(wanted)
+        position, requested = index
+        image, number, broken = self._decodable(requested)
         state = torch.get_rng_state() if get_worker_info() is None else None
         torch.default_generator.manual_seed(derive(self.seed, position))
-        image = self.transform(picture)
+        varied = self.transform(image)
         if state is not None:
             torch.set_rng_state(state)
-        return image, int(self.targets[found]), broken
+        return varied, int(self.targets[number]), broken
 
-    def whole(self, index: int) -> tuple[Image.Image, int, list[Broken]]:
-        """The picture, or the next one that can be decoded; batches keep their size."""
+    def _decodable(self, index: int) -> tuple[Image.Image, int, list[Broken]]:
+        """The image, or the next one that can be decoded; batches keep their size."""
         broken: list[Broken] = []
         total = len(self.targets)
         for other in range(index, index + total):
-            try:
-                return self.source.picture(other % total), other % total, broken
-            except FailureError:
-                raise  # a network or a disk that fails is no fault of the picture's
-            except VitrailError as error:
-                broken.append((self.source.names[other % total], str(error)))
-        raise VitrailError(f"none of the {total} training pictures can be decoded")
+            image = picture_or_reason(self.source, other % total)
+            if not isinstance(image, str):
+                return image, other % total, broken
+            broken.append(Broken(self.source.names[other % total], image))
+        raise VitrailError(f"none of the {total} training images can be decoded")
 
 
 @dataclass(frozen=True)
@@ -144,7 +139,7 @@ class Share:
     @property
     def chunks_per_step(self) -> int:
         """Chunks that make up this process's share of one batch."""
-        return -(-(self.size + self.overlap) // CHUNK)
+        return -(-(self.size + self.overlap) // _CHUNK)
 
     def first(self, step: int) -> int:
         """The position of this process's first image of a step."""
@@ -191,7 +186,7 @@ def training_batches(
         dataset,
         batch_sampler=share,  # type: ignore[arg-type]  # torch asks for a length it never uses
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=_collate,
         pin_memory=device.type == "cuda",
         worker_init_fn=quietly,
         prefetch_factor=4 if workers else None,
@@ -212,7 +207,7 @@ def training_batches(
         )
 
 
-def collate(
+def _collate(
     items: list[tuple[Tensor, int, list[Broken]]],
 ) -> tuple[Tensor, Int[Tensor, " b"], list[Broken]]:
     """One chunk."""

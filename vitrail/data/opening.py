@@ -1,28 +1,26 @@
-"""Data from wherever it lies, in its three parts."""
+"""Opens data, wherever it is stored, as train, val and test."""
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitrail.console import say
-from vitrail.data import catalogue
-from vitrail.data.file_lists import holds_lists, open_lists
-from vitrail.data.folders import open_folder
-from vitrail.data.shard_files import is_url
-from vitrail.data.shard_patterns import holds_shards, looks_like_shards
-from vitrail.data.shards import open_shards
-from vitrail.data.source import Data, Source, Subset
-from vitrail.data.splits import How, hold_out, random_subset
+from vitrail.data import catalog
+from vitrail.data.dataset import Data, How, Source, Subset, hold_out, random_subset
+from vitrail.data.folder import holds_lists, open_folder, open_lists
+from vitrail.data.shards import holds_shards, looks_like_shards, open_shards
 from vitrail.data.store import is_store, open_store
+from vitrail.data.tars import is_url
 from vitrail.errors import VitrailError, did_you_mean, one_line
 
 
 def same_data(one: str | Path, other: str | Path) -> bool:
-    """Whether two names are those of one data set: the same words, or the same place."""
+    """Whether two names are those of one data set: the same string, or the same path."""
     if str(one) == str(other):
         return True
     a, b = Path(one), Path(other)
@@ -39,51 +37,52 @@ def open_data(
     seed: int = 0,
     only: str | Path = "",
 ) -> Data:
-    """A folder, file lists, tar files, a store or a name of the catalogue, with train, val, test.
+    """A folder, file lists, tar files, a store or a name of the catalog, with train, val, test.
 
-    What the data does not bring is taken out of train: fractions `test`, then `val`; of the rest,
-    the pictures named in the file `only` stay, if there is one; then `subset` pictures of train are
-    drawn by the `seed`. Zero takes nothing out, or keeps all.
+    Splits that the data does not come with are taken out of train: fractions `test`, then `val`.
+    Of the rest, only the images named in the file `only` are used, if there is one; then `subset`
+    images of train are drawn by the `seed`. Zero takes nothing out, or draws all.
     """
     brought = where if isinstance(where, Data) else as_brought(where)
     data = hold_out(brought, val=val, test=test, how=split)
     if only:
-        data = replace(data, train=named_in(Path(only), data.part("train")))
+        data = replace(data, train=_named_in(Path(only), data.part("train")))
     if not subset:
         return data
     return replace(data, train=random_subset(data.part("train"), subset, seed))
 
 
 def of_catalogue(where: str | Path) -> bool:
-    """Whether a name is taken for the catalogue's: what lies here under that name comes first."""
-    if str(where) not in catalogue.CATALOGUE:
+    """Whether a name means the catalog's data set: a local path of that name comes first."""
+    if str(where) not in catalog.CATALOGUE:
         return False
-    path, kept = Path(where), catalogue.data_folder() / where
-    # Whoever stands in the folder of all data sets sees the catalogue's own files.
-    return not path.exists() or (kept.exists() and path.samefile(kept))
+    path, own = Path(where), catalog.data_folder() / where
+    # In the folder of all data sets, the relative path is the catalog's own folder.
+    return not path.exists() or (own.exists() and path.samefile(own))
 
 
 def as_brought(where: str | Path, unlabelled: bool = False) -> Data:
-    """The data with the parts that it comes with; `unlabelled` pictures need no classes."""
+    """The data with the splits that it comes with; `unlabelled` images need no classes."""
     path = Path(where).expanduser()
     if of_catalogue(where):
-        return catalogue.open_named(str(where))
-    if str(where) in catalogue.CATALOGUE:
-        say(f"data     ./{where} is used, not the catalogue's data set of that name")
+        return catalog.open_named(str(where))
+    if str(where) in catalog.CATALOGUE:
+        say(f"data     ./{where} is used, not the catalog's data set of that name")
     if is_store(path):
         return open_store(path)
     if is_url(str(where)) or looks_like_shards(str(where)):
         return open_shards(str(where) if is_url(str(where)) else str(path), unlabelled)
     if not path.is_dir():
-        raise nothing_there(str(where))
+        raise _nothing_there(str(where))
     if holds_lists(path):
         return open_lists(path)
-    opened = open_shards(str(path), unlabelled) if holds_shards(path) else None
-    return opened or open_folder(path, unlabelled)
+    if holds_shards(path):
+        return open_shards(str(path), unlabelled)
+    return open_folder(path, unlabelled)
 
 
 def refuse_brought(brought: Data, given: Mapping[str, Any]) -> None:
-    """Stops at a given way to hold out a part that the data brings, which would have no effect."""
+    """Refuses settings for a split that the data comes with, since they would have no effect."""
     parts = brought.parts
     if "train" not in parts:
         return
@@ -100,28 +99,30 @@ def refuse_brought(brought: Data, given: Mapping[str, Any]) -> None:
         )
 
 
-def named_in(path: Path, source: Source) -> Subset:
-    """The pictures whose names a file lists, one on each line, as `vitrail data` writes them."""
+def _named_in(path: Path, source: Source) -> Subset:
+    """The images whose names a file lists, one on each line, as `vitrail data` writes them."""
     try:
-        wanted = set(path.read_text(encoding="utf-8").split("\n"))
+        names = set(path.read_text(encoding="utf-8").split("\n"))
     except (OSError, UnicodeError) as error:
         raise VitrailError(f"cannot read the names in {path} ({one_line(error)})") from None
-    kept = [index for index, name in enumerate(source.names) if name in wanted]
-    if not kept:
-        raise VitrailError(f"{path} names no picture of train, as `{source.names[0]}` would be")
-    return Subset(source, np.array(kept, dtype=np.int64))
+    indices = [index for index, name in enumerate(source.names) if name in names]
+    if not indices:
+        raise VitrailError(f"{path} names no image of train, as `{source.names[0]}` would be")
+    return Subset(source, np.array(indices, dtype=np.int64))
 
 
-def nothing_there(where: str) -> VitrailError:
+def _nothing_there(where: str) -> VitrailError:
     """Neither a path nor a name."""
     place = Path(where)
     with suppress(OSError):
         if place.expanduser().exists():
             what = "a file" if place.expanduser().is_file() else "neither a file nor a folder"
             return VitrailError(f"{where} is {what}; expected a folder with one folder per class")
+    if where.startswith("vtab/") and find_spec("vitrail.vtab") is None:
+        return VitrailError(f"{where} needs the package vitrail.vtab; install Vitrail with it")
     beside = [str(place.with_name(path.name)) for path in place.expanduser().parent.glob("*")]
-    near = did_you_mean(where, [*catalogue.CATALOGUE, *beside])
+    near = did_you_mean(where, [*catalog.CATALOGUE, *beside])
     return VitrailError(
-        f"'{where}' is no folder, no tar file and no name of the catalogue"
+        f"'{where}' is no folder, no tar file and no name of the catalog"
         f"{near or '; give a folder with one folder per class'}"
     )

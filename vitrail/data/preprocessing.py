@@ -1,100 +1,42 @@
-"""From a picture to the tensor a model was trained on; the description travels with the weights."""
+"""From an image to the tensor a model was trained on; the description travels with the weights."""
 
-import re
-import stat
-import struct
-import warnings
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from functools import cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
-from vitrail.errors import VitrailError, one_line
+from vitrail.data.decode import open_picture, readable, upright
+from vitrail.errors import VitrailError
 
-Colour = tuple[float, ...]
+Color = tuple[float, ...]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-UNREADABLE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    RuntimeError,
-    LookupError,
-    TypeError,
-    ArithmeticError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-"""What Pillow's decoders raise, one or another, at bytes that are not what they should be."""
-
-FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "WEBP", "AVIF", "TIFF", "PPM", "JPEG2000")
-"""The only decoders that ever see an image, whatever its file is called. Some of Pillow's others
-run programs: Ghostscript for what begins like EPS."""
-
-MEGAPIXELS = {"WEBP": 64, "AVIF": 64, "JPEG2000": 64}
-MOST_MEGAPIXELS = 128
-"""Millions of pixels that are decoded: each costs 16 to 20 bytes in these formats, 8 to 12 in
-others, and one image is to stay near a gigabyte. Pillow itself refuses above 178."""
-HALVED_MEGAPIXELS = 64
-"""A JPEG above that is decoded at half its width and height, which costs a quarter."""
-MOST_BYTES = 1 << 30
-"""Of a file: 178 million pixels of 16 bits, uncompressed. A sparse file claims more at no cost."""
-MOST_SCANS = 64
-"""Of a JPEG image: each takes the time of all its pixels, and a few bytes. Encoders write about 10
-where the image is progressive, and 1 otherwise."""
-MOST_SEGMENTS = 10_000
-"""Of a JPEG file. Those with color profiles and previews have a few hundred."""
-JPEG = b"\xff\xd8"
-"""What such a file begins with."""
-JPEG_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
-"""Where one begins, or the image ends (D9): not 00, which keeps 0xFF in compressed data apart from
-markers, nor markers without a length."""
-STRIP = 1 << 22
-"""Pixels that are put on white at a time."""
-
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What undoes each orientation that a camera can note."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How a picture is resized, cropped and scaled before the model sees it."""
+    """How an image is resized, cropped and scaled before the model sees it."""
 
     size: tuple[int, int] = (224, 224)
     """Rows and columns that the model gets."""
     short_side: int = 0
     """Resize so that the short side of `size` would have so many pixels, keeping the aspect, then
-    crop the centre; zero squeezes to `size`."""
+    crop the center; zero squeezes to `size`."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     antialias: bool = True
-    mean: Colour = (0.5, 0.5, 0.5)
-    std: Colour = (0.5, 0.5, 0.5)
+    mean: Color = (0.5, 0.5, 0.5)
+    std: Color = (0.5, 0.5, 0.5)
 
     def __post_init__(self) -> None:
         sides = isinstance(self.size, tuple) and len(self.size) == 2 and min(self.size) > 0
-        colours = isinstance(self.mean, tuple) and isinstance(self.std, tuple)
-        if not sides or not colours or len(self.mean) != len(self.std):
+        colors = isinstance(self.mean, tuple) and isinstance(self.std, tuple)
+        if not sides or not colors or len(self.mean) != len(self.std):
             raise VitrailError(f"cannot preprocess to {self.size}, {self.mean}, {self.std}")
 
     def __call__(self, picture: Image.Image | np.ndarray | Path | str) -> Float[Tensor, "c y x"]:
@@ -102,10 +44,10 @@ class Preprocessing:
             picture = open_picture(Path(picture))
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         if not isinstance(image, Image.Image):
-            raise VitrailError(f"expected a picture, array or path, not {type(image).__name__}")
+            raise VitrailError(f"expected an image, array or path, not {type(image).__name__}")
         if len(self.mean) not in (1, 3):
-            raise VitrailError(f"pictures have 1 or 3 channels, this model takes {len(self.mean)}")
-        with readable("the picture"):
+            raise VitrailError(f"images have 1 or 3 channels, this model takes {len(self.mean)}")
+        with readable("the image"):
             rgb = upright(image)
         return self.transform()(rgb if len(self.mean) == 3 else rgb.convert("L"))
 
@@ -125,7 +67,7 @@ class Preprocessing:
         return v2.functional.resize(image, [rows, columns], mode, antialias=self.antialias)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns that a picture has before it is cropped."""
+        """Rows and columns that an image has before it is cropped."""
         rows, columns = self.size
         if self.short_side:
             scale = self.short_side / min(self.size)
@@ -147,147 +89,3 @@ def from_dict(values: dict[str, Any]) -> Preprocessing:
         raise VitrailError("the file describes a preprocessing that this version does not know")
     tuples: dict[str, Any] = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
     return Preprocessing(**values | tuples)
-
-
-def open_picture(path: Path) -> Image.Image:
-    """The picture in a file, `upright`; or one line that says why there is none."""
-    with readable(str(path)):
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            # A pipe would be waited for, perhaps forever.
-            raise VitrailError(f"{path} is not a regular file; expected an image file")
-        refuse_large(str(path), status.st_size)
-    return decode(path, str(path))
-
-
-def refuse_large(name: str, size: int) -> None:
-    """Some decoders read a file whole, whatever it holds."""
-    if size > MOST_BYTES:
-        raise VitrailError(f"{name} has {size / 1e9:,.1f} GB, which is too large for an image")
-
-
-def decode(file: Path | BytesIO, name: str) -> Image.Image:
-    """The picture in a file or in its bytes, the first one of several, `upright`."""
-    with readable(name), opened(file) as image:
-        load_bounded(image)
-        return upright(image)
-
-
-def opened(file: Path | BytesIO) -> Image.Image:
-    """An image of one of the `FORMATS`; only its header is decoded."""
-    if isinstance(file, Path):
-        with file.open("rb") as source:
-            if (start := source.read(2)) == JPEG:  # to be looked through as a whole
-                file = BytesIO(start + source.read())
-    if isinstance(file, BytesIO):
-        refuse_many_scans(file.getbuffer())
-    return Image.open(file, formats=available_formats())
-
-
-def refuse_many_scans(data: memoryview) -> None:
-    """Looks through a JPEG file from segment to segment: a small one can take minutes to decode.
-
-    Compressed data lies behind the segment of each scan; wherever libjpeg would look for the next
-    marker in it, this finds the same one.
-    """
-    if data[:2] != JPEG:
-        return
-    scans, place = 0, 2
-    for _ in range(MOST_SEGMENTS):
-        found = JPEG_SEGMENT.search(data, place)
-        if found is None or found[0] == b"\xff\xd9":
-            return
-        scans += found[0] == b"\xff\xda"
-        if scans > MOST_SCANS:
-            raise ValueError(f"it has more than {MOST_SCANS} scans; save it as a baseline JPEG")
-        place = found.end() + max(2, int.from_bytes(data[found.end() : found.end() + 2]))
-    raise ValueError(f"it has more than {MOST_SEGMENTS:,} segments")
-
-
-@cache
-def available_formats() -> tuple[str, ...]:
-    """Those that this build of Pillow can read."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def load_bounded(image: Image.Image) -> None:
-    """Decodes an image unless that would take too much memory: few bytes can hold many pixels."""
-    width, height = image.size
-    if image.format in ("JPEG", "MPO"):
-        if width * height > HALVED_MEGAPIXELS * 1e6:
-            image.draft(None, (width // 2, height // 2))
-    elif width * height > 1e6 * (most := MEGAPIXELS.get(image.format or "", MOST_MEGAPIXELS)):
-        raise ValueError(
-            f"{width} x {height} pixels, and a {image.format} image may have {most} million "
-            "for the sake of memory; make it smaller"
-        )
-    image.load()
-
-
-def upright(image: Image.Image) -> Image.Image:
-    """The pixels that every model is shown, in training as in use: turned as the camera says,
-    on white where they are transparent, 8 bits, RGB."""
-    if (turn := TURNS.get(orientation(image))) is not None:
-        image = image.transpose(turn)
-    image = eight_bits(image)
-    rgb = on_white(image) if image.has_transparency_data else image.convert("RGB")
-    rgb.info = {}  # or the picture would be turned again by whoever reads it there
-    return rgb
-
-
-def on_white(image: Image.Image) -> Image.Image:
-    """What lies under transparent pixels is often garbage, and nobody has ever seen it.
-
-    A few rows at a time, for it takes three copies of them.
-    """
-    canvas = Image.new("RGB", image.size)
-    rows = max(1, STRIP // max(1, image.width))
-    for top in range(0, image.height, rows):
-        part = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
-        white = Image.new("RGBA", part.size, "white")
-        canvas.paste(Image.alpha_composite(white, part).convert("RGB"), (0, top))
-    return canvas
-
-
-def orientation(image: Image.Image) -> int:
-    """How the camera was held. A damaged note costs the turn, not the picture."""
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except UNREADABLE:
-        return 1
-
-
-def eight_bits(image: Image.Image) -> Image.Image:
-    """Sixteen bits scaled down to eight; Pillow's own conversion would cut all above 255 off."""
-    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-        raise ValueError("32 bits a pixel, and nothing says which is white; save it with 8 or 16")
-    if not image.mode.startswith("I"):
-        return image
-    return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-
-
-@contextmanager
-def readable(name: str) -> Iterator[None]:
-    """Turns all that decoding may raise into one line, and leaves out what it only warns of."""
-    try:
-        with quiet():
-            yield
-    except VitrailError:
-        raise
-    except FileNotFoundError:
-        raise VitrailError(f"{name} does not exist") from None
-    except UnidentifiedImageError:
-        raise VitrailError(f"{name} is not a picture") from None
-    except MemoryError:
-        raise VitrailError(f"{name} cannot be decoded: out of memory") from None
-    except UNREADABLE as error:
-        raise VitrailError(f"{name} cannot be decoded: {one_line(error)}") from None
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without Pillow's warnings: of odd notes in good pictures, and of merely large ones."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="PIL")
-        yield

@@ -1,96 +1,95 @@
-"""Every picture of a source looked at once, in one process or in several."""
+"""Many images read in parallel: in threads where decoding is all there is to do, in processes
+where something is computed of each image."""
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import islice
 from multiprocessing.context import BaseContext
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from vitrail.data.source import Source
-from vitrail.errors import FailureError, VitrailError
+from vitrail.data.dataset import Broken, Source, picture_or_reason
+from vitrail.data.decode import quiet
+from vitrail.errors import FailureError
+
+T = TypeVar("T")
 
 Progress = Callable[[int], None] | None
-"""Told how many more pictures are done."""
-Look = Callable[[Image.Image], Any]
-"""What is kept of a picture; it travels to other processes, so it is a plain function."""
+"""Called with the number of images done since the last call."""
+_Look = Callable[[Image.Image], Any]
+"""What is computed of an image; it travels to other processes, so it is a plain function."""
 CHUNK = 32
 AHEAD = 128
 """Chunks that each process is given at a time."""
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A picture that is none, and why."""
+def in_threads(function: Callable[[int], T], count: int, ahead: int = 32) -> Iterator[T]:
+    """`function` of 0, 1, … count - 1, in order; at most `ahead` results wait in memory.
 
-    name: str
-    reason: str
+    Decoding, reading and hashing leave the interpreter to other threads.
+    """
+    # Decoding sets Pillow's warnings aside for all threads at once, hence here as well.
+    with quiet(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for first in range(0, count, ahead):
+            yield from pool.map(function, range(first, min(first + ahead, count)))
 
 
 def read_all(
-    source: Source, look: Look, *, workers: int = 0, progress: Progress = None
+    source: Source, look: _Look, *, workers: int = 0, progress: Progress = None
 ) -> Iterator[tuple[int, Any]]:
-    """The number of each picture with what `look` makes of it, or with `Broken`.
+    """The number of each image with what `look` makes of it, or with `Broken`.
 
     The order is that of the source's blocks, however many processes read.
     """
     order = np.argsort(source.blocks, kind="stable")
     chunks = (order[start : start + CHUNK].tolist() for start in range(0, len(order), CHUNK))
     if workers:
-        done = in_processes(source, look, chunks, min(workers, -(-len(order) // CHUNK)))
+        done = _in_processes(source, look, chunks, min(workers, -(-len(order) // CHUNK)))
     else:
-        done = ((chunk, read_some(source, look, chunk)) for chunk in chunks)
-    names = None
-    for chunk, found in done:
-        for index, seen in zip(chunk, found, strict=True):
-            if isinstance(seen, VitrailError):
-                # A subset makes the list of its names anew each time: once is enough.
-                names = names or source.names
-                seen = Broken(names[index], str(seen))
-            yield index, seen
+        done = ((chunk, _read_some(source, look, chunk)) for chunk in chunks)
+    for chunk, results in done:
+        yield from zip(chunk, results, strict=True)
         if progress is not None:
             progress(len(chunk))
 
 
-def read_some(source: Source, look: Look, chunk: list[int]) -> list[Any]:
-    """A few pictures, one after the other; the error in place of one that is broken."""
-    found = []
+def _read_some(source: Source, look: _Look, chunk: list[int]) -> list[Any]:
+    results = []
     for index in chunk:
-        try:
-            found.append(look(source.picture(index)))
-        except FailureError:
-            raise  # a network or a disk that fails is no fault of the picture's
-        except VitrailError as error:
-            found.append(error)
-    return found
+        image = picture_or_reason(source, index)
+        broken = isinstance(image, str)
+        results.append(Broken(source.names[index], image) if broken else look(image))
+    return results
 
 
-def in_processes(
-    source: Source, look: Look, chunks: Iterator[list[int]], workers: int
+def _in_processes(
+    source: Source, look: _Look, chunks: Iterator[list[int]], workers: int
 ) -> Iterator[tuple[list[int], list[Any]]]:
     """The chunks in their order, read by several processes."""
     if not workers:
         return
-    context = process_context(source, look)
-    pool = ProcessPoolExecutor(workers, context, initializer=prepare, initargs=(source, look))
+    context = _process_context(source, look)
+    pool = ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(source, look))
     try:
-        # A pool is given all at once what it is given: of a large set, only some at a time.
+        # A pool takes all that it is given at once: of a large set, only some at a time.
         while some := list(islice(chunks, AHEAD * workers)):
-            yield from zip(some, pool.map(read_prepared, some), strict=True)
+            yield from zip(some, pool.map(_read_prepared, some), strict=True)
     except BrokenProcessPool:
         raise FailureError(
-            "a process that read pictures died, perhaps for want of memory; try fewer workers"
+            "a process that read images died, perhaps for lack of memory; try fewer workers"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def process_context(source: Source, look: Look) -> BaseContext:
+def _process_context(source: Source, look: _Look) -> BaseContext:
     """How processes are started.
 
     A fork of a process with threads, which torch starts, may never wake up. A fresh process that
@@ -103,15 +102,23 @@ def process_context(source: Source, look: Look) -> BaseContext:
     return context
 
 
-prepared: dict[str, Any] = {}
+_prepared: dict[str, Any] = {}
 """What a worker process reads from: it is sent there once, not with every chunk."""
 
 
-def prepare(source: Source, look: Look) -> None:
-    """Runs first in each worker process."""
-    prepared.update(source=source, look=look)
+def _prepare(source: Source, look: _Look) -> None:
+    _prepared.update(source=source, look=look)
 
 
-def read_prepared(chunk: list[int]) -> list[Any]:
-    """A few pictures of the source this worker process was given."""
-    return read_some(prepared["source"], prepared["look"], chunk)
+def _read_prepared(chunk: list[int]) -> list[Any]:
+    return _read_some(_prepared["source"], _prepared["look"], chunk)
+
+
+def write_cached(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """A file of the cache, whole or not at all; one that cannot be written only costs time."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            write(file)
+        temporary.replace(path)

@@ -1,14 +1,14 @@
-"""Pictures in tar files, in the WebDataset layout or in class folders inside the tar.
+"""Images in tar files, in the WebDataset layout or in class folders inside the tar.
 
-Files that share a path up to the first dot of the last name are one sample: a picture, and a `.cls`
-or `.json` with its class. Where no tar has any of these, the folder that a picture lies in is its
-class, and a folder called train, val or test above that its part.
+Files that share a path up to the first dot of the last name are one sample: an image, and a `.cls`
+or `.json` with its class. Where no tar has any of these, the folder that an image lies in is its
+class, and a folder called train, val or test above that its split.
 """
 
 import hashlib
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -18,37 +18,45 @@ from jaxtyping import Int, Int64
 from PIL import Image
 
 from vitrail.console import say
-from vitrail.data import shard_index
-from vitrail.data.folders import NO_CLASS, PARTS
-from vitrail.data.preprocessing import decode, refuse_large
-from vitrail.data.shard_files import Shard, fetched, is_url, on_file, path_of
-from vitrail.data.shard_index import CLASS_LISTS, Index
-from vitrail.data.shard_patterns import addresses_of, name_of, part_in
-from vitrail.data.source import Data, listed, ordered
-from vitrail.errors import FailureError, VitrailError
+from vitrail.data.dataset import Data, Dataset, listed, ordered
+from vitrail.data.decode import decode, refuse_large
+from vitrail.data.folder import NO_CLASS, PARTS, has_pictures, sub_folders
+from vitrail.data.tars import (
+    CLASS_LISTS,
+    Index,
+    Shard,
+    build_index,
+    fetched,
+    is_url,
+    on_file,
+    path_of,
+)
+from vitrail.errors import FailureError, VitrailError, did_you_mean
 from vitrail.files import cache, fetch_file, place
 
-FORMAT = 1
+_FORMAT = 1
 """Raised when indices are made in another way, so that old ones are not read."""
-MOST_CLASSES = 1_000_000
+_MOST_CLASSES = 1_000_000
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+"""How the names of tar files end; compressed ones get an error of their own."""
 
 
 @dataclass(frozen=True)
-class ShardSource:
-    """Pictures in tar files, read by their place."""
+class ShardSource(Dataset):
+    """Images in tar files, read by their place."""
 
-    labels: tuple[str, ...]
-    targets: Int[np.ndarray, " n"]
-    names: Sequence[str]
     shards: tuple[Shard, ...]
-    blocks: Int[np.ndarray, " n"]
-    """The number of each picture's shard."""
+    shard_numbers: Int[np.ndarray, " n"]
+    """The number of each image's shard."""
     offsets: Int64[np.ndarray, " n"]
     sizes: Int64[np.ndarray, " n"]
 
+    @property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        return self.shard_numbers
+
     def picture(self, index: int) -> Image.Image:
-        shard = self.shards[self.blocks[index]]
-        name = f"{self.names[index]} in {shard.name}"
+        name = f"{self.names[index]} in {self.shards[self.blocks[index]].name}"
         refuse_large(name, int(self.sizes[index]))
         return decode(BytesIO(self.content(index)), name)
 
@@ -61,71 +69,134 @@ class ShardSource:
 def open_shards(pattern: str, unlabelled: bool = False) -> Data:
     """The data in the tar files that a path, a pattern, an address or a folder stands for."""
     pattern = pattern if is_url(pattern) else str(Path(pattern))
-    base, addresses = addresses_of(pattern)
-    indices = [index_of(address) for address in addresses]
+    base, addresses = _addresses_of(pattern)
+    indices = [_index_of(address) for address in addresses]
     for address, index in zip(addresses, indices, strict=True):
         if index.damage:
             n = len(index.offsets)
-            say(f"{address} is damaged after {n:,} pictures ({index.damage}); the rest is left out")
-    parts = [part_in(address.removeprefix(base)) or "train" for address in addresses]
-    return Data(name=name_of(pattern), **interpret(addresses, indices, parts, unlabelled))
+            say(f"{address} is damaged after {n:,} images ({index.damage}); the rest is left out")
+    parts = [_part_in(address.removeprefix(base)) or "train" for address in addresses]
+    return Data(name=_name_of(pattern), **_interpret(addresses, indices, parts, unlabelled))
 
 
-# What lies in them.
-
-
-def index_of(address: str) -> Index:
+def _index_of(address: str) -> Index:
     """The index of a tar file, from the cache or made now."""
-    key = address if is_url(address) else on_file(address, version)
-    digest = hashlib.sha256(f"{FORMAT}\0{key}".encode("utf-8", "surrogateescape")).hexdigest()
-    kept = cache() / "shards" / "index" / f"{digest[:32]}.npz"
-    index = shard_index.load(kept)
-    if index is None or (is_url(address) and is_outdated(index, fetched(address))):
-        index = on_file(address, lambda path: shard_index.build(path, address))
-        index.save(kept)
+    key = address if is_url(address) else on_file(address, _version)
+    digest = hashlib.sha256(f"{_FORMAT}\0{key}".encode("utf-8", "surrogateescape")).hexdigest()
+    path = cache() / "shards" / "index" / f"{digest[:32]}.npz"
+    index = Index.load(path)
+    if index is None or (is_url(address) and index.is_outdated(fetched(address))):
+        index = on_file(address, lambda file: build_index(file, address))
+        index.save(path)
     return index
 
 
-def version(path: Path) -> str:
-    """A file of this machine as it is now."""
+def _version(path: Path) -> str:
+    """A local file as it is now."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, perhaps forever
         raise VitrailError(f"{path} is not a regular file; expected a tar file")
     return f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
 
 
-def is_outdated(index: Index, path: Path) -> bool:
-    """Whether something else has been fetched since: what lies behind an address may change."""
-    try:
-        length, beginning = path.stat().st_size, shard_index.beginning_of(path)
-    except OSError:  # not here now
+# Which tar files are meant.
+
+
+def looks_like_shards(where: str) -> bool:
+    """Whether a path, a pattern or an address is one of tar files."""
+    return path_of(where).lower().endswith(_TARS)
+
+
+def holds_shards(folder: Path) -> bool:
+    """Whether a folder is one of tar files, rather than of classes with a tar left among them."""
+    if not _addresses_of(str(folder))[1]:
         return False
-    return (length, beginning) != (index.length, index.beginning)
+    below = [folder / name for name in sub_folders(folder)]
+    return not any(has_pictures(path) or sub_folders(path) for path in below)
 
 
-# What that means.
+def _addresses_of(pattern: str) -> tuple[str, list[str]]:
+    """The folder that is the same for all tar files that are meant, and these files, in order."""
+    if not is_url(pattern) and (folder := Path(pattern)).is_dir():
+        folders = [folder, *(folder / name for name in sub_folders(folder) if _part_in(name))]
+        return str(folder), sorted(str(path) for place in folders for path in place.glob("*.tar"))
+    addresses = [address for choice in _braces(pattern) for address in _matches(choice)]
+    for address in addresses:
+        if not path_of(address).lower().endswith(".tar"):
+            raise VitrailError(f"{address} is compressed; unpack it, or make a plain .tar of it")
+    return re.split(r"[{*?\[]", pattern)[0].rpartition("/")[0], list(dict.fromkeys(addresses))
 
 
-def interpret(
-    addresses: Sequence[str],
-    indices: Sequence[Index],
-    parts: Sequence[str],
-    unlabelled: bool = False,
+def _part_in(text: str) -> str:
+    """The split that a name speaks of, as `imagenet-train-0001.tar` does; empty where none."""
+    words = re.split("[^a-z]+", path_of(text).lower())
+    parts = {PARTS[word] for word in words if word in PARTS}
+    return parts.pop() if len(parts) == 1 else ""
+
+
+def _braces(pattern: str) -> Iterator[str]:
+    """`x-{000..009}.tar` and `{train,test}.tar` written out."""
+    group = re.search(r"\{([^{}]*)\}", pattern)
+    if group is None:
+        yield pattern
+        return
+    run = re.fullmatch(r"(\d+)\.\.(\d+)", group[1])
+    if run:
+        first, last = run.groups()
+        width = len(first) if first.startswith("0") else 0
+        choices = [f"{number:0{width}}" for number in range(int(first), int(last) + 1)]
+    else:
+        choices = group[1].split(",")
+    for choice in choices:
+        yield from _braces(pattern[: group.start()] + choice + pattern[group.end() :])
+
+
+def _matches(address: str) -> list[str]:
+    """The files that an address with `*` or `?` stands for; each must exist."""
+    if is_url(address):
+        return [address]
+    path = Path(address)
+    paths = [path] if path.is_file() else Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+    if not (found := sorted(map(str, paths))):
+        near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.tar")))
+        raise VitrailError(f"{address} does not exist{near or '; check the path'}")
+    return found
+
+
+def _name_of(pattern: str) -> str:
+    """What the data is called: the end of the path, without what varies."""
+    path = path_of(pattern) if is_url(pattern) else str(Path(pattern).absolute())
+    *_, folder, last = ["shards", *path.rstrip("/").split("/")]
+    fixed = re.split(r"[{*?\[]", last.removesuffix(".tar"))[0].strip("-_. ")
+    return fixed if fixed and fixed.lower() not in PARTS else folder
+
+
+# What lies in them.
+
+
+def _interpret(
+    addresses: Sequence[str], indices: Sequence[Index], parts: Sequence[str], unlabelled: bool
 ) -> dict[str, ShardSource]:
-    """The pictures of all shards, by part; `parts` says whose part the shards' names speak of."""
-    labelled = any(any(index.told) for index in indices)
-    seen = [
-        place_of(member, told if labelled else None, part)
+    """The images of all shards, by split; `parts` are the splits that the shards' names say."""
+    labelled = any(any(index.labels) for index in indices)
+    rows = [
+        _place_of(member, label if labelled else None, part)
         for index, part in zip(indices, parts, strict=True)
-        for member, told in zip(index.members, index.told, strict=True)
+        for member, label in zip(index.members, index.labels, strict=True)
     ]
     if unlabelled:
-        seen = [(part, label or NO_CLASS, name.lstrip("/")) for part, label, name in seen]
-    used = {label for _, label, _ in seen} - {""}
-    check_labels(addresses, used, unlabelled)
-    if missing := sum(not label for _, label, _ in seen):
-        say(f"{missing:,} pictures without a label are left out")
-    numbers, labels = numbered(used, addresses, indices) if labelled else by_name(used)
+        rows = [(part, label or NO_CLASS, name.lstrip("/")) for part, label, name in rows]
+    used = {label for _, label, _ in rows} - {""}
+    if not used:
+        raise VitrailError(
+            f"{addresses[0]} says no classes; expected <key>.cls or <key>.json beside each "
+            "<key>.jpg, or <class>/<name>.jpg"
+        )
+    if len(used) == 1 and not unlabelled:
+        raise VitrailError(f"{addresses[0]} has one class only, {listed([*used])}; two are needed")
+    if missing := sum(not label for _, label, _ in rows):
+        say(f"{missing:,} images without a label are left out")
+    numbers, labels = _numbered(used, addresses, indices) if labelled else _by_name(used)
     shards = tuple(
         Shard(address, index.length, index.beginning)
         for address, index in zip(addresses, indices, strict=True)
@@ -135,71 +206,60 @@ def interpret(
     sizes = np.concatenate([index.sizes for index in indices])
     sources = {}
     for part in ("train", "val", "test"):
-        rows = np.array([i for i, row in enumerate(seen) if row[0] == part and row[1]], dtype=int)
-        if len(rows):
+        own = np.array([i for i, row in enumerate(rows) if row[0] == part and row[1]], dtype=int)
+        if len(own):
             sources[part] = ShardSource(
                 labels,
-                np.array([numbers[seen[i][1]] for i in rows]),
-                unique([seen[i][2] for i in rows], [shards[block].name for block in blocks[rows]]),
+                np.array([numbers[rows[i][1]] for i in own]),
+                _unique([rows[i][2] for i in own], [shards[block].name for block in blocks[own]]),
                 shards,
-                blocks[rows],
-                offsets[rows],
-                sizes[rows],
+                blocks[own],
+                offsets[own],
+                sizes[own],
             )
-    check_parts(addresses, sources)
+    _check_parts(addresses, sources)
     return sources
 
 
-def place_of(member: str, told: str | None, part: str) -> tuple[str, str, str]:
-    """A picture's part, its label, and its name, which is that of a file in a class folder."""
+def _place_of(member: str, given: str | None, part: str) -> tuple[str, str, str]:
+    """An image's split, its label, and its name, which is that of a file in a class folder."""
     *folders, file = member.split("/")
-    label = (folders.pop() if folders else "") if told is None else told
+    label = (folders.pop() if folders else "") if given is None else given
     above = (PARTS[folder.lower()] for folder in reversed(folders) if folder.lower() in PARTS)
-    return next(above, part), label, member if told is not None else f"{label}/{file}"
+    return next(above, part), label, member if given is not None else f"{label}/{file}"
 
 
-def check_labels(addresses: Sequence[str], used: set[str], unlabelled: bool) -> None:
-    """Two classes at least."""
-    if not used:
-        raise VitrailError(
-            f"{addresses[0]} says no classes; expected <key>.cls or <key>.json beside each "
-            "<key>.jpg, or <class>/<name>.jpg"
-        )
-    if len(used) == 1 and not unlabelled:
-        raise VitrailError(f"{addresses[0]} has one class only, {listed([*used])}; two are needed")
-
-
-def check_parts(addresses: Sequence[str], sources: dict[str, ShardSource]) -> None:
-    """Nothing is asked for in val or test that train does not teach."""
+def _check_parts(addresses: Sequence[str], sources: dict[str, ShardSource]) -> None:
+    """Val and test may have no class that train does not have."""
     train = sources.get("train")
     for part, source in sources.items():
         unknown = [] if train is None else np.setdiff1d(source.targets, train.targets)
         if len(unknown):
             names = listed([source.labels[number] for number in unknown])
             raise VitrailError(
-                f"{addresses[0]} has pictures of {names} in {part} and none in train; "
+                f"{addresses[0]} has images of {names} in {part} and none in train; "
                 "give every part the same classes"
             )
 
 
-def by_name(used: set[str]) -> tuple[dict[str, int], tuple[str, ...]]:
+def _by_name(used: set[str]) -> tuple[dict[str, int], tuple[str, ...]]:
     """Classes in their order, and the number of each."""
     labels = ordered(used)
     return {label: number for number, label in enumerate(labels)}, labels
 
 
-def numbered(
+def _numbered(
     used: set[str], addresses: Sequence[str], indices: Sequence[Index]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """The number of each label: itself, where all are numbers; a list may then name the classes."""
     if not all(re.fullmatch("[0-9]{1,9}", label) for label in used):
-        return by_name(used)
+        return _by_name(used)
     numbers = {label: int(label) for label in used}
     classes = max(numbers.values()) + 1
-    if classes > MOST_CLASSES:
+    if classes > _MOST_CLASSES:
         raise VitrailError(f"{addresses[0]} has the label {classes - 1}; expected class numbers")
     names = next((tuple(index.classes) for index in indices if index.classes), ())
-    names = names or class_list(addresses[0])
+    names = names or _class_list(addresses[0])
     if not names:
         return numbers, tuple(map(str, range(classes)))
     if len(names) < classes:
@@ -210,17 +270,17 @@ def numbered(
     return numbers, names
 
 
-def class_list(address: str) -> tuple[str, ...]:
+def _class_list(address: str) -> tuple[str, ...]:
     """The class list that lies beside a shard; empty where none does."""
     folder = path_of(address).rpartition("/")[0] if "/" in address else "."
     for name in CLASS_LISTS:
-        path = fetched_list(f"{folder}/{name}") if is_url(address) else Path(folder, name)
+        path = _fetched_list(f"{folder}/{name}") if is_url(address) else Path(folder, name)
         if path.is_file() and (lines := path.read_text("utf-8", "replace").strip()):
             return tuple(line.strip() for line in lines.splitlines())
     return ()
 
 
-def fetched_list(url: str) -> Path:
+def _fetched_list(url: str) -> Path:
     """A class list of the web; an empty file remembers that there is none."""
     folder = cache() / "shards" / "classes"
     try:
@@ -233,8 +293,8 @@ def fetched_list(url: str) -> Path:
         return path
 
 
-def unique(names: list[str], shards: list[str]) -> list[str]:
-    """Names that come again get their shard's before them; the first keeps its own."""
+def _unique(names: list[str], shards: list[str]) -> list[str]:
+    """Repeated names get their shard's before them; the first keeps its own."""
     if len(set(names)) == len(names):
         return names
     seen: set[str] = set()

@@ -1,6 +1,6 @@
-"""Decoded pictures in one flat file per part, mapped into memory: training never decodes twice.
+"""Decoded images in one flat file per split, mapped into memory: training never decodes twice.
 
-A store is a folder: `store.json` says what it holds, `train.pixels` has the pixels of all pictures
+A store is a folder: `store.json` says what it holds, `train.pixels` has the pixels of all images
 one after another, `train.npz` their sizes, classes and names; likewise for val and test.
 """
 
@@ -8,96 +8,84 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int, Int64, UInt8, UInt64
+from jaxtyping import Int64, UInt8, UInt64
 from PIL import Image
 
 from vitrail.console import Advance
 from vitrail.data.contents import content_hashes
-from vitrail.data.preprocessing import quiet
-from vitrail.data.source import Data, Source
-from vitrail.data.strings import joined, separate
+from vitrail.data.dataset import (
+    Broken,
+    Data,
+    Dataset,
+    Source,
+    joined,
+    picture_or_reason,
+    separate,
+)
+from vitrail.data.reading import in_threads
 from vitrail.errors import FailureError, VitrailError, one_line
 
-FORMAT = "vitrail store 1"
-Broken = tuple[str, str]
-"""The name of a picture, and why it is left out."""
+_FORMAT = "vitrail store 1"
 
 
 @dataclass(frozen=True)
-class StoreSource:
-    """Pictures of one part of a store."""
+class StoreSource(Dataset):
+    """Images of one split of a store."""
 
     path: Path
     """The file of pixels."""
     written: int
     """When that was, so that no map of an older store is taken for this one."""
-    labels: tuple[str, ...]
-    targets: Int[np.ndarray, " n"]
-    names: Sequence[str]
     offsets: Int64[np.ndarray, " n"]
     shapes: Int64[np.ndarray, "n 2"]
     """Rows and columns."""
     hashes: UInt64[np.ndarray, " n"]
     """Of the files that they were packed from (`vitrail.data.contents`); 0 where not known."""
 
-    @property
-    def blocks(self) -> Int[np.ndarray, " n"]:
-        return np.zeros(len(self.targets), dtype=np.int64)
-
     def picture(self, index: int) -> Image.Image:
         rows, columns = self.shapes[index].tolist()
         start = int(self.offsets[index])
-        pixels = mapped(self.path, self.written)[start : start + rows * columns * 3]
+        pixels = _mapped(self.path, self.written)[start : start + rows * columns * 3]
         return Image.fromarray(pixels.reshape(rows, columns, 3))  # which copies them
 
 
 @lru_cache(8)
-def mapped(path: Path, written: int) -> UInt8[np.ndarray, " bytes"]:
-    """The pixels of a part, mapped once per process and never pickled."""
+def _mapped(path: Path, written: int) -> UInt8[np.ndarray, " bytes"]:
+    """The pixels of a split, mapped once per process and never pickled."""
     return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
 
 
 # Writing.
 
 
-def nothing(amount: int, total: int | None = None) -> None:
-    """Shows no progress."""
-
-
-def pack(
-    source: Source, folder: Path, *, side: int = 0, progress: Advance = nothing
-) -> list[Broken]:
-    """A store with a train part alone."""
-    data = Data(name=folder.resolve().name, train=source)
-    return pack_data(data, folder, side=side, progress=progress)
+def _no_progress(amount: int, total: int | None = None) -> None: ...
 
 
 def pack_data(
-    data: Data, folder: Path, *, side: int = 0, progress: Advance = nothing
+    data: Data, folder: Path, *, side: int = 0, progress: Advance = _no_progress
 ) -> list[Broken]:
-    """Writes a store, all or nothing; gives the pictures that cannot be decoded, left out of it.
+    """Writes a store, all or nothing; returns the images that cannot be decoded, left out of it.
 
-    With a `side`, pictures whose short side is longer are shrunk to it.
+    With a `side`, images whose short side is longer are shrunk to it.
     """
     if side < 0:
-        raise VitrailError(f"side={side}: expected pixels, or 0 to keep pictures as they are")
+        raise VitrailError(f"side={side}: expected pixels, or 0 to keep images as they are")
     if folder.exists():
         raise VitrailError(f"{folder} exists; delete it, or choose another place for the store")
     broken: list[Broken] = []
     progress(0, sum(len(part.targets) for part in data.parts.values()))
-    with written_whole(folder) as temporary:
+    with _written_whole(folder) as temporary:
         for name, part in data.parts.items():
-            broken += write_part(part, temporary / name, side, progress)
+            broken += _write_part(part, temporary / name, side, progress)
         about = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "name": data.name,
             "side": side,
             "labels": data.labels,
@@ -109,7 +97,7 @@ def pack_data(
 
 
 @contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
+def _written_whole(folder: Path) -> Iterator[Path]:
     """A folder under another name until all is in it; nothing stays of one that failed."""
     temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
@@ -124,21 +112,26 @@ def written_whole(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_part(source: Source, stem: Path, side: int, progress: Advance) -> list[Broken]:
-    """The pixels and the index of one part."""
-    kept: list[tuple[int, int, int]] = []
+def _write_part(source: Source, stem: Path, side: int, progress: Advance) -> list[Broken]:
+    """The pixels and the index of one split."""
+
+    def read(index: int) -> UInt8[np.ndarray, "y x 3"] | str:
+        image = picture_or_reason(source, index)
+        return image if isinstance(image, str) else np.asarray(shrunk(image, side))
+
+    written: list[tuple[int, int, int]] = []
     broken: list[Broken] = []
     with stem.with_suffix(".pixels").open("wb") as file:
-        for index, pixels in decoded(source, side):
+        for index, pixels in enumerate(in_threads(read, len(source.targets))):
             progress(1)
             if isinstance(pixels, str):
-                broken.append((source.names[index], pixels))
+                broken.append(Broken(source.names[index], pixels))
             else:
                 file.write(pixels.data)
-                kept.append((index, *pixels.shape[:2]))
-    if not kept:
-        raise VitrailError(f"none of the {len(broken)} pictures of {stem.name} can be decoded")
-    table = np.array(kept, dtype=np.int64)
+                written.append((index, *pixels.shape[:2]))
+    if not written:
+        raise VitrailError(f"none of the {len(broken)} images of {stem.name} can be decoded")
+    table = np.array(written, dtype=np.int64)
     lengths = table[:, 1] * table[:, 2] * 3
     np.savez(
         stem.with_suffix(".npz"),
@@ -151,32 +144,13 @@ def write_part(source: Source, stem: Path, side: int, progress: Advance) -> list
     return broken
 
 
-def decoded(source: Source, side: int) -> Iterator[tuple[int, UInt8[np.ndarray, "y x 3"] | str]]:
-    """Every picture's pixels in order, or why there are none."""
-
-    def read(index: int) -> UInt8[np.ndarray, "y x 3"] | str:
-        try:
-            return np.asarray(shrunk(source.picture(index), side))
-        except FailureError:
-            raise
-        except VitrailError as error:
-            return str(error)
-
-    workers, total = min(8, os.cpu_count() or 1), len(source.targets)
-    # Decoding sets Pillow's warnings aside for all threads at once, hence here as well.
-    with quiet(), ThreadPoolExecutor(workers) as pool:
-        for first in range(0, total, 4 * workers):
-            few = range(first, min(first + 4 * workers, total))
-            yield from zip(few, pool.map(read, few), strict=True)
-
-
-def shrunk(picture: Image.Image, side: int) -> Image.Image:
-    """With a short side of at most `side`, the aspect kept."""
-    short = min(picture.size)
+def shrunk(image: Image.Image, side: int) -> Image.Image:
+    """With a short side of at most `side`, the aspect ratio unchanged."""
+    short = min(image.size)
     if not side or short <= side:
-        return picture
-    width, height = (max(side, round(length * side / short)) for length in picture.size)
-    return picture.resize((width, height), Image.Resampling.BICUBIC)
+        return image
+    width, height = (max(side, round(length * side / short)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 # Reading.
@@ -188,14 +162,14 @@ def is_store(where: Path) -> bool:
 
 
 def open_store(where: Path) -> Data:
-    """The parts of a store, as they were packed."""
+    """The splits of a store, as they were packed."""
     folder = where if where.is_dir() else where.parent
     try:
         about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-        if about["format"] != FORMAT:
+        if about["format"] != _FORMAT:
             raise VitrailError(f"{folder} was packed by another version; pack it again")
         labels = tuple(map(str, about["labels"]))
-        parts = {str(part): open_part(folder / str(part), labels) for part in about["parts"]}
+        parts = {str(part): _open_part(folder / str(part), labels) for part in about["parts"]}
         return Data(name=str(about["name"]), **parts)
     except VitrailError:
         raise
@@ -203,11 +177,11 @@ def open_store(where: Path) -> Data:
         OSError, LookupError, TypeError, ValueError, EOFError, RecursionError, MemoryError,
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
-        raise damaged(folder, one_line(error)) from None
+        raise _damaged(folder, one_line(error)) from None
 
 
-def open_part(stem: Path, labels: tuple[str, ...]) -> StoreSource:
-    """One part; whether its two files belong together is checked before anything is read."""
+def _open_part(stem: Path, labels: tuple[str, ...]) -> StoreSource:
+    """One split; whether its two files belong together is checked before anything is read."""
     path = stem.with_suffix(".pixels")
     with stem.with_suffix(".npz").open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         offsets, shapes, targets = file["offsets"], file["shapes"], file["targets"]
@@ -223,12 +197,11 @@ def open_part(stem: Path, labels: tuple[str, ...]) -> StoreSource:
         or targets.min() < 0
         or targets.max() >= len(labels)
     ):
-        raise damaged(stem.parent, f"the index of {stem.name} contradicts itself")
+        raise _damaged(stem.parent, f"the index of {stem.name} contradicts itself")
     if offsets.min() < 0 or ends.max() != status.st_size:
-        raise damaged(stem.parent, f"{path.name} has {status.st_size:,} of {ends.max():,} bytes")
-    return StoreSource(path, status.st_mtime_ns, labels, targets, names, offsets, shapes, hashes)
+        raise _damaged(stem.parent, f"{path.name} has {status.st_size:,} of {ends.max():,} bytes")
+    return StoreSource(labels, targets, names, path, status.st_mtime_ns, offsets, shapes, hashes)
 
 
-def damaged(folder: Path, reason: str) -> VitrailError:
-    """What to do is always the same."""
-    return VitrailError(f"{folder} is no whole store ({reason}); delete it and pack it again")
+def _damaged(folder: Path, reason: str) -> VitrailError:
+    return VitrailError(f"{folder} is not a whole store ({reason}); delete it and pack it again")

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitrail.console import Advance
+from vitrail.data.dataset import Source
 from vitrail.data.loader import quietly
-from vitrail.data.source import Source
 from vitrail.devices import out_of_memory, rank_and_world
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.matching import ADVICE, advice, class_order

@@ -6,8 +6,8 @@ from typing import Any
 
 from vitrail import runs
 from vitrail.console import count_progress, say
+from vitrail.data.dataset import listed
 from vitrail.data.opening import same_data
-from vitrail.data.source import listed
 from vitrail.devices import devices
 from vitrail.errors import FailureError
 from vitrail.evaluation import classify, variants

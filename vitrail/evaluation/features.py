@@ -19,8 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from vitrail.console import Advance, say
+from vitrail.data.dataset import Source
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Source
 from vitrail.devices import rank_and_world
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.classify import Pictures, evaluating, loader, why

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from PIL import Image, ImageOps
 
 from vitrail.console import say
-from vitrail.data.source import Source, Subset
+from vitrail.data.dataset import Source, Subset
 from vitrail.errors import VitrailError
 
 CLASSES = 1000

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from vitrail.data.source import Renamed, Source
+from vitrail.data.dataset import Renamed, Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation.imagenet import CLASSES, class_places
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metrics import Predictions
 

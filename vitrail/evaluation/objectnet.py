@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.imagenet import Questions
 

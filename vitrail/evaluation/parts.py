@@ -9,9 +9,8 @@ from jaxtyping import Bool
 
 from vitrail import runs
 from vitrail.data.contents import content_hashes
+from vitrail.data.dataset import Data, Joined, Source, subset
 from vitrail.data.opening import as_brought, open_data, same_data
-from vitrail.data.source import Data, Joined, Source
-from vitrail.data.splits import subset
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier
 

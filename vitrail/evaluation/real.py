@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.imagenet import CLASSES, Questions
 from vitrail.files import fetch_file

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.data.catalogue import data_folder
+from vitrail.data.catalog import data_folder
+from vitrail.data.dataset import Data
 from vitrail.data.opening import as_brought
-from vitrail.data.source import Data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation import classify
 from vitrail.evaluation.imagenet import CLASSES, Questions, asked, categories

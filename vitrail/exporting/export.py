@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.console import say
+from vitrail.data.dataset import Source
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation import classify
 from vitrail.evaluation.parts import part_of, parts_of

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
+from vitrail.data.check import letters, shortened
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sheet import letters, shortened
 from vitrail.inspection.structure import Filters
 
 PAPER, INK, MUTED = (255, 255, 255), (28, 28, 30), (105, 105, 112)

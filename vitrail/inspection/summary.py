@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.sheet import drawn
-from vitrail.data.source import Source
+from vitrail.data.check import drawn
+from vitrail.data.dataset import Source
 from vitrail.errors import VitrailError
 from vitrail.files import make_folder, write_text
 from vitrail.inspection.drawing import draw_parts, keep, parts

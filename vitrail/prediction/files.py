@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitrail.data.folders import pictures_below
-from vitrail.data.preprocessing import decode, open_picture
+from vitrail.data.decode import decode, open_picture
+from vitrail.data.folder import pictures_below
 from vitrail.errors import VitrailError
 
 STANDARD_INPUT = "-"

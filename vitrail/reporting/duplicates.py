@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrail.data.duplicates import Duplicates, Pair, Section
-from vitrail.data.source import Source
+from vitrail.data.dataset import Source
+from vitrail.duplicates.find import Duplicates, Pair, Section
 from vitrail.errors import VitrailError
 from vitrail.evaluation.mistakes import thumbnail
 from vitrail.reporting.rendering import write_page

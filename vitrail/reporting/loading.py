@@ -16,7 +16,7 @@ from jaxtyping import Float
 from PIL import Image
 
 from vitrail import runs
-from vitrail.data.preprocessing import load_bounded, opened
+from vitrail.data.decode import load_bounded, opened
 from vitrail.errors import VitrailError
 from vitrail.reporting.rendering import MALFORMED, plural
 from vitrail.settings import flat

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail.data.preprocessing import quiet
+from vitrail.data.decode import quiet
 from vitrail.errors import one_line
 from vitrail.serving import page
 from vitrail.serving.api import Service

@@ -18,7 +18,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 from torch import Tensor
 
-from vitrail.data.preprocessing import Preprocessing, load_bounded, opened, readable, upright
+from vitrail.data.decode import load_bounded, opened
+from vitrail.data.preprocessing import Preprocessing, readable, upright
 from vitrail.errors import VitrailError, did_you_mean, one_line
 from vitrail.serving.limits import EXTRA_FIELDS, Limits, RequestError, busy
 

@@ -11,9 +11,9 @@ import torch
 from vitrail import config
 from vitrail.config import Config
 from vitrail.console import say
+from vitrail.data.dataset import Data, Source
 from vitrail.data.opening import of_catalogue, same_data
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
 from vitrail.model.checks import as_size

@@ -9,9 +9,9 @@ from jaxtyping import UInt64
 
 from vitrail.config import Config
 from vitrail.console import duration
-from vitrail.data.checking import absent_classes
-from vitrail.data.checking import describe as inspect
-from vitrail.data.source import Data, Source
+from vitrail.data.check import absent_classes
+from vitrail.data.check import describe as inspect
+from vitrail.data.dataset import Data, Source
 from vitrail.devices import Devices
 from vitrail.model import Classifier
 from vitrail.model.variants import name

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from vitrail.config import Config
 from vitrail.console import count_progress, log_progress
-from vitrail.data.augmentation import mix, normalise, training_transform
+from vitrail.data.augment import mix, normalise, training_transform
+from vitrail.data.check import grid
+from vitrail.data.dataset import Data, Source
 from vitrail.data.loader import Augmented, Batch, Share, Stream, derive, training_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.sheet import grid
-from vitrail.data.source import Data, Source
 from vitrail.devices import Devices, cores, reshard
 from vitrail.errors import VitrailError
 from vitrail.evaluation.classify import Pictures, collate, evaluating, loader, predict, why

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.console import TrainingBar
-from vitrail.data.loader import Batch, Broken
+from vitrail.data.loader import Batch
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.loop import Loop
@@ -104,7 +104,7 @@ class Oversight:
         self.logged += time.perf_counter() - pause
         return stopping
 
-    def note_broken(self, pictures: Sequence[Broken]) -> None:
+    def note_broken(self, pictures: Sequence[tuple[str, str]]) -> None:
         """Names pictures that could not be decoded, once each."""
         for name, reason in pictures:
             if name not in self.broken:

@@ -10,7 +10,7 @@ from typing import Any
 from vitrail import runs
 from vitrail.config import Config, refuse_without_effect
 from vitrail.console import say
-from vitrail.data.catalogue import CATALOGUE
+from vitrail.data.catalog import CATALOGUE
 from vitrail.data.opening import same_data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.runs import Run

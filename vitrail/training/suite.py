@@ -4,9 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitrail.data.catalogue import CATALOGUE, data_folder, here
+from vitrail.data.catalog import CATALOGUE, data_folder, here
 from vitrail.data.opening import of_catalogue
-from vitrail.data.vtab import GROUPS, brings_thousand, lists_of, task_of
 from vitrail.runs import Run
 
 
@@ -15,6 +14,11 @@ def several(
 ) -> dict[str, Any]:
     """The tasks in their order, means of groups and of all; each mean says of how many tasks."""
     tasks = [task_row(source, finals.get(source, ()), absent.get(source, "")) for source in sources]
+    groups: Sequence[str] = ()
+    if any(task["group"] for task in tasks):
+        from vitrail.vtab.tasks import GROUPS
+
+        groups = GROUPS
     there = [task for task in tasks if not task["absent"]]
     by_seed = list(zip(*(task["seeds"] for task in there), strict=True))
     seeds = [
@@ -24,7 +28,7 @@ def several(
     means = [row["top1"] for row in seeds]
     return {
         "tasks": tasks,
-        "groups": [group_row(group, tasks) for group in GROUPS if of_group(group, tasks)],
+        "groups": [group_row(group, tasks) for group in groups if of_group(group, tasks)],
         "seeds": seeds,
         "mean": statistics.fmean(means),
         "std": statistics.stdev(means) if len(means) > 1 else None,
@@ -36,7 +40,7 @@ def several(
 
 def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
     """One data set's name, place and scores; `absent` says why there are none."""
-    task = task_of(source)
+    task = CATALOGUE[source].task if source in CATALOGUE else None
     return {
         "data": source,
         "title": source if task is None else task.title,
@@ -49,6 +53,8 @@ def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
 
 def whose(task: str) -> str:
     """Who drew the 1,000 images of a task."""
+    from vitrail.vtab.tasks import brings_thousand, lists_of
+
     place = data_folder()
     if not of_catalogue(task):
         return "a folder of your own"

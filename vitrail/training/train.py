@@ -18,11 +18,10 @@ from vitrail import runs
 from vitrail.config import Config
 from vitrail.console import TrainingBar, count_progress, duration, is_main, optional, say
 from vitrail.data.contents import content_hashes
+from vitrail.data.dataset import Data, Joined, Source, subset
 from vitrail.data.loader import Batch, derive
 from vitrail.data.opening import as_brought, open_data, refuse_brought
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.data.source import Data, Joined, Source
-from vitrail.data.splits import subset
 from vitrail.devices import Devices, choose, devices, out_of_memory, spread, too_large
 from vitrail.errors import VitrailError, one_line
 from vitrail.evaluation.classify import evaluate

@@ -1,0 +1,345 @@
+"""How training images are varied, image by image in the workers and batch by batch on the device.
+
+A worker's part ends with bytes: `normalise` makes numbers of them on the device, which is faster
+there, and sends a quarter of the data. Everything random comes from torch's global generator.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torch import Tensor
+from torchvision.transforms import InterpolationMode, v2
+
+from vitrail.data.preprocessing import Preprocessing
+
+Color = tuple[int, ...]
+_Step = Callable[[Any], Any]
+_PADDING = 8
+"""The part of a side that an image may be shifted by: an eighth, 4 of 32 pixels."""
+
+
+def training_transform(
+    preprocessing: Preprocessing, **options: Any
+) -> Callable[[Image.Image], UInt8[Tensor, "c y x"]]:
+    """From an image to a varied image of the size that `preprocessing` gives, in bytes.
+
+    `options` are the fields of `Augmentation`. The result can be pickled, for worker processes.
+    """
+    return v2.Compose(Augmentation(**options).steps(preprocessing))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What may happen to one image. The settings of `augment` explain each field."""
+
+    crop: Literal["inception", "resize", "pad", "none"] = "inception"
+    area: float = 0.05
+    flip: bool = True
+    randaugment_layers: int = 0
+    randaugment_magnitude: float = 10.0
+    autoaugment: Literal["", "imagenet", "cifar10", "svhn"] = ""
+    three_augment: bool = False
+    color_jitter: float = 0.0
+    erasing: float = 0.0
+
+    def steps(self, preprocessing: Preprocessing) -> list[_Step]:
+        """All of it, in order."""
+        fill = _mean_color(preprocessing)
+        grey: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
+        looks = self.looks(fill)
+        if self.crop == "pad":
+            flip: list[_Step] = [_mirrored] if self.flip else []
+            shown = [_Whole(preprocessing), _shifted, *flip, *looks, _to_tensor]
+        else:
+            flip = [v2.RandomHorizontalFlip()] if self.flip else []
+            if looks:
+                # Pillow recolors several times faster than torch, and torch crops twice as fast.
+                looks = [_to_pil, *looks, _to_tensor]
+            shown = [*self.frame(preprocessing), *flip, *looks]
+        erase: list[_Step] = [_Erase(self.erasing, fill)] if self.erasing else []
+        return [*grey, *shown, *erase]
+
+    def frame(self, preprocessing: Preprocessing) -> list[_Step]:
+        """The part of the image that is shown, as a tensor."""
+        rows, columns = size = preprocessing.size
+        mode = InterpolationMode(preprocessing.interpolation)
+        resampling: dict[str, Any] = {"interpolation": mode, "antialias": preprocessing.antialias}
+        if self.crop == "inception":
+            # Distorted by up to a third, as seen beside the shape of the images.
+            ratio = (0.75 * columns / rows, columns / (0.75 * rows))
+            area = (self.area, 1.0)
+            cut = v2.RandomResizedCrop(size, scale=area, ratio=ratio, **resampling)
+            return [_to_tensor, cut]
+        if self.crop == "resize":
+            cut_from = v2.Resize(_larger(preprocessing), **resampling)
+            return [_to_tensor, cut_from, v2.RandomCrop(size)]
+        return _whole_image(preprocessing)
+
+    def looks(self, fill: Color) -> list[_Step]:
+        """What changes colors and shapes within the frame, on PIL images."""
+        steps: list[_Step] = []
+        if self.randaugment_layers:
+            steps.append(RandAugment(self.randaugment_layers, self.randaugment_magnitude, fill))
+        if self.autoaugment:
+            policy = v2.AutoAugmentPolicy(self.autoaugment)
+            steps.append(v2.AutoAugment(policy, fill=list(fill)))
+        if self.three_augment:
+            steps.append(_three_augment)
+        if self.color_jitter:
+            steps.append(v2.ColorJitter(*[self.color_jitter] * 3))
+        return steps
+
+
+def _mean_color(preprocessing: Preprocessing) -> Color:
+    """The color that the model sees as zero, in bytes."""
+    return tuple(round(255 * share) for share in preprocessing.mean)
+
+
+def _whole_image(preprocessing: Preprocessing) -> list[_Step]:
+    """The evaluation's resize and crop, of bytes."""
+    steps: list[_Step] = [_to_tensor, preprocessing.resize]
+    return [*steps, v2.CenterCrop(preprocessing.size)] if preprocessing.short_side else steps
+
+
+# Small images are varied faster than torchvision's classes find out what they were given, so what
+# every one of them goes through is written plainly.
+
+
+def _to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
+    """A copy of the pixels."""
+    pixels = np.array(image)
+    if pixels.ndim == 2:
+        return torch.from_numpy(pixels)[None]
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def _to_pil(image: UInt8[Tensor, "c y x"]) -> Image.Image:
+    """The same pixels for Pillow."""
+    if len(image) == 1:
+        return Image.fromarray(image[0].numpy())
+    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The evaluation's resize and crop, of an image that is often of that size already."""
+
+    preprocessing: Preprocessing
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        rows, columns = self.preprocessing.size
+        if image.size == (columns, rows) and self.preprocessing.short_side in (
+            0,
+            min(rows, columns),
+        ):
+            return image
+        return _to_pil(v2.Compose(_whole_image(self.preprocessing))(image))
+
+
+def _shifted(image: Image.Image) -> Image.Image:
+    """Moved by up to an eighth of each side, with black where nothing was."""
+    columns, rows = image.size
+    x, y = columns // _PADDING, rows // _PADDING
+    left, top = int(torch.randint(-x, x + 1, ())), int(torch.randint(-y, y + 1, ()))
+    return image.crop((left, top, left + columns, top + rows))
+
+
+def _mirrored(image: Image.Image) -> Image.Image:
+    """Left for right, every other time."""
+    flip = Image.Transpose.FLIP_LEFT_RIGHT
+    return image.transpose(flip) if torch.rand(()) < 0.5 else image
+
+
+@dataclass(frozen=True)
+class _Erase:
+    """A random rectangle of one color, in this share of the images (Zhong et al. 2017)."""
+
+    share: float
+    fill: Color
+
+    def __call__(self, image: UInt8[Tensor, "c y x"]) -> UInt8[Tensor, "c y x"]:
+        return _eraser(self.fill)(image) if torch.rand(()) < self.share else image
+
+
+@cache
+def _eraser(fill: Any) -> v2.RandomErasing:
+    """torchvision's, which is slow to decide that it has nothing to do."""
+    return v2.RandomErasing(1.0, value=fill)
+
+
+def _larger(preprocessing: Preprocessing) -> list[int]:
+    """Rows and columns that BiT crops from, the image's aspect being ignored: those that
+    evaluation crops from, or BiT's own for a model that sees the whole image, 160 for 128 and
+    448 for 384."""
+    short = min(preprocessing.size)
+    scale = 5 / 4 if short <= 128 else 7 / 6
+    if preprocessing.short_side:
+        scale = preprocessing.short_side / short
+    return [round(side * scale) for side in preprocessing.size]
+
+
+def _three_augment(image: Image.Image) -> Image.Image:
+    """3-Augment (Touvron et al. 2022): grayscale, solarization or blur, equally likely."""
+    choice = int(torch.randint(3, ()))
+    if choice == 0:
+        return image.convert("L").convert(image.mode)
+    if choice == 1:
+        return ImageOps.solarize(image)
+    radius = float(torch.empty(()).uniform_(0.1, 2.0))
+    return image.filter(ImageFilter.GaussianBlur(radius))
+
+
+def normalise(
+    images: UInt8[Tensor, "b c y x"], preprocessing: Preprocessing
+) -> Float[Tensor, "b c y x"]:
+    """Bytes as the numbers that the model takes, on whatever device they are."""
+    mean, std = _colors(preprocessing, images.device)
+    return (images.float() / 255 - mean) / std
+
+
+@cache
+def _colors(
+    preprocessing: Preprocessing, device: torch.device
+) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
+    """Mean and deviation, on the device once and for all: a copy for each batch would wait."""
+    values = torch.tensor([preprocessing.mean, preprocessing.std], device=device)
+    mean, std = values[:, :, None, None]
+    return mean, std
+
+
+def mix(
+    images: Float[Tensor, "b c y x"],
+    targets: Int[Tensor, " b"] | Float[Tensor, "b classes"],
+    *,
+    mixup: float,
+    cutmix: float,
+    classes: int,
+    share: float = 1.0,
+) -> tuple[Float[Tensor, "b c y x"], Float[Tensor, "b classes"]]:
+    """Each image mixed with its neighbor in the batch, and the targets in the same proportion.
+
+    With both Mixup (Zhang et al. 2017) and CutMix (Yun et al. 2019), a batch gets one of the two;
+    with a `share` below one, some batches get neither.
+    """
+    if (mixup or cutmix) and (share == 1 or torch.rand(()) < share):
+        return _mixer(mixup, cutmix, classes)(images, targets)
+    if targets.ndim == 1:
+        targets = torch.nn.functional.one_hot(targets.long(), classes)
+    return images, targets.float()
+
+
+@cache
+def _mixer(mixup: float, cutmix: float, classes: int) -> Callable[..., Any]:
+    """The transform of a batch and its targets."""
+    kinds = [(v2.MixUp, mixup), (v2.CutMix, cutmix)]
+    chosen = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha]
+    return chosen[0] if len(chosen) == 1 else v2.RandomChoice(chosen)
+
+
+_Operation = Callable[[Image.Image, float, Color], Image.Image]
+"""An image, the magnitude as a share of the original scale, and the color of empty places."""
+
+_REFERENCE_SIDE = 224
+
+
+@dataclass(frozen=True)
+class RandAugment:
+    """RandAugment (Cubuk et al. 2019) as the ViT papers used it: the operations and the scale of
+    big_vision's code, of which torchvision's has others.
+
+    Operations are drawn at random, all of the same magnitude. A magnitude of 10 is the top of the
+    original scale; AugReg goes up to 20. Magnitude 0 is not the identity: brightness, contrast,
+    color and sharpness are blended by 0.1 + 0.18 m, posterizing keeps 0.4 m bits and solarizing
+    starts at 25.6 m, so that 0 darkens, blackens and inverts. Two details differ: contrast is
+    blended with the image's mean gray, where the reference takes a constant by mistake, and
+    distances are shares of the side, where it counts pixels of 224.
+    """
+
+    layers: int
+    magnitude: float
+    fill: Color
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        for _ in range(self.layers):
+            operation = OPERATIONS[int(torch.randint(len(OPERATIONS), ()))]
+            image = operation(image, self.magnitude / 10, self.fill)
+        return image
+
+
+def _either_way(value: float) -> float:
+    """With a random sign."""
+    return value if torch.rand(()) < 0.5 else -value
+
+
+def _by_table(image: Image.Image, value_of: Callable[[int], int]) -> Image.Image:
+    """Every value replaced by another."""
+    return image.point([value_of(value) for value in range(256)] * len(image.getbands()))
+
+
+def _posterize(image: Image.Image, share: float, fill: Color) -> Image.Image:
+    """Only the highest bits stay."""
+    lost = 8 - min(int(4 * share), 8)
+    return _by_table(image, lambda value: value >> lost << lost)
+
+
+def _solarize(image: Image.Image, share: float, fill: Color) -> Image.Image:
+    """Bright values are inverted."""
+    threshold = int(256 * share)
+    return _by_table(image, lambda value: value if value < threshold else 255 - value)
+
+
+def _solarize_add(image: Image.Image, share: float, fill: Color) -> Image.Image:
+    """Dark values become brighter."""
+    added = int(110 * share)
+    return _by_table(image, lambda value: min(value + added, 255) if value < 128 else value)
+
+
+def _blended(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> _Operation:
+    """An operation that moves away from a dull version of the image, or towards it."""
+    return lambda image, share, fill: enhancer(image).enhance(0.1 + 1.8 * share)
+
+
+def _moved(matrix: Callable[[float, tuple[int, int]], tuple[float, ...]]) -> _Operation:
+    """An operation whose matrix says where each pixel comes from."""
+
+    def operation(image: Image.Image, share: float, fill: Color) -> Image.Image:
+        data = matrix(_either_way(share), image.size)
+        return image.transform(image.size, Image.Transform.AFFINE, data, fillcolor=fill)
+
+    return operation
+
+
+def _cut_out(image: Image.Image, share: float, fill: Color) -> Image.Image:
+    """A square somewhere loses its content."""
+    columns, rows = image.size
+    half = int(40 / _REFERENCE_SIDE * share * min(rows, columns))
+    x, y = int(torch.randint(columns, ())), int(torch.randint(rows, ()))
+    image = image.copy()
+    image.paste(fill if len(fill) > 1 else fill[0], (x - half, y - half, x + half, y + half))
+    return image
+
+
+OPERATIONS: tuple[_Operation, ...] = (
+    lambda image, share, fill: ImageOps.autocontrast(image),
+    lambda image, share, fill: ImageOps.equalize(image),
+    lambda image, share, fill: ImageOps.invert(image),
+    lambda image, share, fill: image.rotate(_either_way(30 * share), fillcolor=fill),
+    _posterize,
+    _solarize,
+    _blended(ImageEnhance.Color),
+    _blended(ImageEnhance.Contrast),
+    _blended(ImageEnhance.Brightness),
+    _blended(ImageEnhance.Sharpness),
+    _moved(lambda share, size: (1, 0.3 * share, 0, 0, 1, 0)),
+    _moved(lambda share, size: (1, 0, 0, 0.3 * share, 1, 0)),
+    _moved(lambda share, size: (1, 0, 100 / _REFERENCE_SIDE * share * size[0], 0, 1, 0)),
+    _moved(lambda share, size: (1, 0, 0, 0, 1, 100 / _REFERENCE_SIDE * share * size[1])),
+    _cut_out,
+    _solarize_add,
+)

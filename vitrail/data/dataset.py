@@ -1,0 +1,368 @@
+"""Labeled images, whatever they are stored in, and how they are split into train, val and test.
+
+Splits depend on names alone, so they are the same everywhere. A name is hashed to a number from 0
+to 1. The first stretch of that range is test, the next is val, the rest is train: an image stays
+in its split when others are added or removed, and test does not depend on the size of val. A class
+may be so small that none of its images falls into a stretch; then its nearest one is taken.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, UInt8
+from PIL import Image
+
+from vitrail.errors import FailureError, VitrailError
+
+How = Literal["hash", "stratified", "hash alone"]
+"""`hash alone` is how earlier versions split, which could leave a small class out of a split."""
+_At = Float[np.ndarray, " n"]
+"""Where between 0 and 1 the names of images fall."""
+_HeldOut = dict[str, Bool[np.ndarray, " n"]]
+"""Which images go to val and to test."""
+
+
+class Broken(NamedTuple):
+    """An image that cannot be used, and why."""
+
+    name: str
+    reason: str
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Labeled images by number. Sources travel to worker processes, so they can be pickled."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        ...
+
+    @property
+    def targets(self) -> Int[np.ndarray, " n"]:
+        """The class of each image."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Unique, and the same wherever the data is stored (`daisy/100.jpg`)."""
+        ...
+
+    @property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        """Where each image is stored, such as the number of its shard: an order that stays within
+        a few blocks reads fast. All zero where any order is as good."""
+        ...
+
+    def picture(self, index: int) -> Image.Image:
+        """The decoded image, upright, 8 bits, RGB; a `VitrailError` says why there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Base of the sources that hold their index in memory, in blocks only where they say so."""
+
+    labels: tuple[str, ...]
+    targets: Int[np.ndarray, " n"]
+    names: Sequence[str]
+
+    @property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        return np.zeros(len(self.targets), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ArraySource(Dataset):
+    """Images in memory: small sets such as digits."""
+
+    pixels: np.ndarray
+    """(n, rows, columns) or (n, rows, columns, 3), 8 bits."""
+
+    def picture(self, index: int) -> Image.Image:
+        return Image.fromarray(self.pixels[index]).convert("RGB")
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some of a source's images, in the order given."""
+
+    source: Source
+    indices: Int[np.ndarray, " n"]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.source.labels
+
+    @cached_property
+    def targets(self) -> Int[np.ndarray, " n"]:
+        return self.source.targets[self.indices]
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        names = self.source.names
+        return [names[index] for index in self.indices.tolist()]
+
+    @cached_property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        return self.source.blocks[self.indices]
+
+    def picture(self, index: int) -> Image.Image:
+        return self.source.picture(int(self.indices[index]))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Two splits of a data set as one."""
+
+    first: Source
+    second: Source
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.first.labels
+
+    @property
+    def targets(self) -> Int[np.ndarray, " n"]:
+        return np.concatenate([self.first.targets, self.second.targets])
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [*self.first.names, *self.second.names]
+
+    @property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        return np.concatenate([self.first.blocks, self.second.blocks])
+
+    def picture(self, index: int) -> Image.Image:
+        split = len(self.first.targets)
+        return self.first.picture(index) if index < split else self.second.picture(index - split)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A source whose classes have other names, or more of them."""
+
+    source: Source
+    labels: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
+    """The new number of each old class; empty where they stay."""
+
+    @cached_property
+    def targets(self) -> Int[np.ndarray, " n"]:
+        old = self.source.targets
+        return np.array(self.numbers, dtype=old.dtype)[old] if self.numbers else old
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.source.names
+
+    @property
+    def blocks(self) -> Int[np.ndarray, " n"]:
+        return self.source.blocks
+
+    def picture(self, index: int) -> Image.Image:
+        return self.source.picture(index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """A data set in its three splits; one that does not exist is None.
+
+    Train on `train`, choose settings on `val`, and use `test` once, at the very end.
+    """
+
+    name: str
+    train: Source | None = None
+    val: Source | None = None
+    test: Source | None = None
+
+    @property
+    def parts(self) -> dict[str, Source]:
+        """The splits that exist, by name."""
+        every = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: part for name, part in every.items() if part is not None}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return next(iter(self.parts.values())).labels
+
+    def part(self, split: str) -> Source:
+        """One split by its name."""
+        if (part := self.parts.get(split)) is not None:
+            return part
+        raise VitrailError(f"{self.name} has no {split} part; it has {', '.join(self.parts)}")
+
+
+def unwrap(source: Source) -> tuple[Source, Int[np.ndarray, " n"]]:
+    """The source below all subsets and renamings, and the numbers that the images have there."""
+    indices = np.arange(len(source.targets))
+    while isinstance(source, (Subset, Renamed)):
+        indices = source.indices[indices] if isinstance(source, Subset) else indices
+        source = source.source
+    return source, indices
+
+
+def picture_or_reason(source: Source, index: int) -> Image.Image | str:
+    """The image, or why it cannot be decoded.
+
+    A failing network or disk is raised instead: that says nothing about the image.
+    """
+    try:
+        return source.picture(index)
+    except FailureError:
+        raise
+    except VitrailError as error:
+        return str(error)
+
+
+# Names.
+
+
+def stable(name: str) -> str:
+    """A file's name as it is the same on every system: some decompose accents, and some allow
+    bytes that are not text."""
+    if name.isascii():
+        return name
+    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return unicodedata.normalize("NFC", text)
+
+
+def ordered(labels: Iterable[str]) -> tuple[str, ...]:
+    """Classes sorted by number where all are numbers, else by name."""
+    unique = set(labels)
+    if all(re.fullmatch("[0-9]+", label) for label in unique):
+        return tuple(sorted(unique, key=lambda label: (int(label), label)))
+    return tuple(sorted(unique))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names of a list."""
+    return ", ".join(f"'{name}'" for name in names[:5]) + (", …" if len(names) > 5 else "")
+
+
+def joined(strings: Iterable[str]) -> UInt8[np.ndarray, " bytes"]:
+    """Many strings as one array, so that a NumPy file can hold them without pickle: each with a
+    zero byte behind it, which no file name can contain."""
+    text = "".join(f"{string}\0" for string in strings)
+    return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
+
+
+def separate(array: UInt8[np.ndarray, " bytes"]) -> list[str]:
+    """The inverse of `joined`."""
+    return array.tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+# Splits.
+
+
+def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
+    """The data with val and test; a split that it does not come with is taken out of train."""
+    if not (0 <= val < 1 and 0 <= test < 1 and val + test < 1):
+        raise VitrailError(
+            f"data.val={val:g} and data.test={test:g} leave nothing to train on; "
+            "choose fractions of train that sum to less than 1"
+        )
+    if how not in _WAYS:
+        raise VitrailError(f"data.split={how}: expected hash or stratified")
+    train = data.train
+    fractions = {
+        "test": test if data.test is None else 0.0,
+        "val": val if data.val is None else 0.0,
+    }
+    if train is None or not any(fractions.values()):
+        return data
+    # Data that comes with one of them may have been split by these very numbers: use others then.
+    salt = "" if data.val is None and data.test is None else "rest/"
+    at = positions(f"{salt}{name}" for name in train.names)
+    held_out = _WAYS[how](at, train.targets, fractions["test"], fractions["val"])
+    parts: dict[str, Any] = {"train": subset(train, ~(held_out["test"] | held_out["val"]))}
+    for part, fraction in fractions.items():
+        if fraction:
+            if not held_out[part].any():
+                raise _too_few(data.name, train, part, how)
+            parts[part] = subset(train, held_out[part])
+    return replace(data, **parts)
+
+
+def _too_few(name: str, source: Source, part: str, how: How) -> VitrailError:
+    ways = ["more images of a class (three are enough for train, val and test)"]
+    if how == "stratified":
+        ways = ["data.split=hash", "more images", f"a larger data.{part}"]
+    ways += [f"data.{part}=0 for none"]
+    return VitrailError(
+        f"{name} has too few images ({len(source.targets)}): the {part} split would be empty; "
+        f"use {', or '.join(ways)}"
+    )
+
+
+def _by_hash(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+    """Each image by itself, about `test` and `val` of each class; but a class that would have none
+    in test gives the nearest, then in val, and always keeps one to train on."""
+    counts = np.bincount(targets)
+    ends = (test, test + val)
+    tests, both = (np.bincount(targets[at < end], minlength=len(counts)) for end in ends)
+    # One is left for val whatever `val` is, on which test must not depend.
+    tests = np.clip(tests, int(test > 0), np.maximum(counts - 2, 1))
+    return _lowest(at, targets, tests, np.maximum(both, tests + 1) if val else tests)
+
+
+def _by_hash_alone(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+    """Each image by itself, whatever that leaves of a class."""
+    return {"test": at < test, "val": (at >= test) & (at < test + val)}
+
+
+def exactly(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+    """Within each class the nearest whole numbers, and at least one image left to train on."""
+    counts = np.bincount(targets)
+    tests = np.round(counts * test).astype(int)
+    return _lowest(at, targets, tests, tests + np.round(counts * val).astype(int))
+
+
+_WAYS = {"hash": _by_hash, "stratified": exactly, "hash alone": _by_hash_alone}
+
+
+def _lowest(
+    at: _At,
+    targets: Int[np.ndarray, " n"],
+    tests: Int[np.ndarray, " classes"],
+    both: Int[np.ndarray, " classes"],
+) -> _HeldOut:
+    """Of each class the lowest, up to a number, are test, then up to another val; never all."""
+    counts = np.bincount(targets)
+    order = np.lexsort((at, targets))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    spare = np.maximum(counts - 1, 0)
+    is_test = rank < np.minimum(tests, spare)[targets]
+    return {"test": is_test, "val": ~is_test & (rank < np.minimum(both, spare)[targets])}
+
+
+def random_subset(source: Source, size: int, seed: int) -> Subset:
+    """So many images, drawn by the seed; a smaller draw is part of every larger one."""
+    total = len(source.targets)
+    if not 0 < size <= total:
+        raise VitrailError(
+            f"data.subset={size}: train has {total:,} images; choose from 1 to {total}"
+        )
+    at = positions(f"{seed}/{name}" for name in source.names)
+    return Subset(source, np.sort(np.argsort(at, kind="stable")[:size]))
+
+
+def positions(names: Iterable[str]) -> _At:
+    """Where each name falls: the first eight bytes of its SHA-256."""
+    digests = b"".join(
+        hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8] for name in names
+    )
+    return np.frombuffer(digests, dtype=">u8") / 2.0**64
+
+
+def subset(source: Source, chosen: Bool[np.ndarray, " n"]) -> Subset:
+    """The chosen images, in the source's order."""
+    return Subset(source, np.flatnonzero(chosen))

@@ -1,0 +1,212 @@
+"""Files and bytes to upright RGB images, within bounds of memory and time."""
+
+import re
+import stat
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from vitrail.errors import VitrailError, one_line
+
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    RuntimeError,
+    LookupError,
+    TypeError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What Pillow's decoders raise, one or another, at bytes that are not what they should be."""
+
+_FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "WEBP", "AVIF", "TIFF", "PPM", "JPEG2000")
+"""The only decoders that ever see an image, whatever its file is called. Some of Pillow's others
+run programs: Ghostscript for what begins like EPS."""
+
+MEGAPIXELS = {"WEBP": 64, "AVIF": 64, "JPEG2000": 64}
+MOST_MEGAPIXELS = 128
+"""Millions of pixels that are decoded: each costs 16 to 20 bytes in these formats, 8 to 12 in
+others, and one image is to stay near a gigabyte. Pillow itself refuses above 178."""
+_HALVED_MEGAPIXELS = 64
+"""A JPEG above that is decoded at half its width and height, which costs a quarter."""
+_MOST_BYTES = 1 << 30
+"""Of a file: 178 million pixels of 16 bits, uncompressed. A sparse file claims more at no cost."""
+_MOST_SCANS = 64
+"""Of a JPEG image: each takes the time of all its pixels, and a few bytes. Encoders write about 10
+where the image is progressive, and 1 otherwise."""
+_MOST_SEGMENTS = 10_000
+"""Of a JPEG file. Those with color profiles and previews have a few hundred."""
+_JPEG = b"\xff\xd8"
+"""What such a file begins with."""
+_JPEG_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
+"""Where one begins, or the image ends (D9): not 00, which keeps 0xFF in compressed data apart from
+markers, nor markers without a length."""
+STRIP = 1 << 22
+"""Pixels that are put on white at a time."""
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes each orientation that a camera can note."""
+
+
+def open_picture(path: Path) -> Image.Image:
+    """The image in a file, `upright`; or one line that says why there is none."""
+    with readable(str(path)):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            # A pipe would be waited for, perhaps forever.
+            raise VitrailError(f"{path} is not a regular file; expected an image file")
+        refuse_large(str(path), status.st_size)
+    return decode(path, str(path))
+
+
+def refuse_large(name: str, size: int) -> None:
+    """Some decoders read a file whole, whatever it holds."""
+    if size > _MOST_BYTES:
+        raise VitrailError(f"{name} has {size / 1e9:,.1f} GB, which is too large for an image")
+
+
+def decode(file: Path | BytesIO, name: str) -> Image.Image:
+    """The image in a file or in its bytes, the first one of several, `upright`."""
+    with readable(name), opened(file) as image:
+        load_bounded(image)
+        return upright(image)
+
+
+def opened(file: Path | BytesIO) -> Image.Image:
+    """An image of one of the `_FORMATS`; only its header is decoded."""
+    if isinstance(file, Path):
+        with file.open("rb") as source:
+            if (start := source.read(2)) == _JPEG:  # to be looked through as a whole
+                file = BytesIO(start + source.read())
+    if isinstance(file, BytesIO):
+        _refuse_many_scans(file.getbuffer())
+    return Image.open(file, formats=_available_formats())
+
+
+def _refuse_many_scans(data: memoryview) -> None:
+    """Looks through a JPEG file from segment to segment: a small one can take minutes to decode.
+
+    Compressed data lies behind the segment of each scan; wherever libjpeg would look for the next
+    marker in it, this finds the same one.
+    """
+    if data[:2] != _JPEG:
+        return
+    scans, place = 0, 2
+    for _ in range(_MOST_SEGMENTS):
+        found = _JPEG_SEGMENT.search(data, place)
+        if found is None or found[0] == b"\xff\xd9":
+            return
+        scans += found[0] == b"\xff\xda"
+        if scans > _MOST_SCANS:
+            raise ValueError(f"it has more than {_MOST_SCANS} scans; save it as a baseline JPEG")
+        place = found.end() + max(2, int.from_bytes(data[found.end() : found.end() + 2]))
+    raise ValueError(f"it has more than {_MOST_SEGMENTS:,} segments")
+
+
+@cache
+def _available_formats() -> tuple[str, ...]:
+    """Those that this build of Pillow can read."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def load_bounded(image: Image.Image) -> None:
+    """Decodes an image unless that would take too much memory: few bytes can hold many pixels."""
+    width, height = image.size
+    if image.format in ("JPEG", "MPO"):
+        if width * height > _HALVED_MEGAPIXELS * 1e6:
+            image.draft(None, (width // 2, height // 2))
+    elif width * height > 1e6 * (most := MEGAPIXELS.get(image.format or "", MOST_MEGAPIXELS)):
+        raise ValueError(
+            f"{width} x {height} pixels, and a {image.format} image may have {most} million "
+            "for the sake of memory; make it smaller"
+        )
+    image.load()
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The pixels that every model is shown, in training as in use: turned as the camera says,
+    on white where they are transparent, 8 bits, RGB."""
+    if (turn := _TURNS.get(_orientation(image))) is not None:
+        image = image.transpose(turn)
+    image = _eight_bits(image)
+    rgb = _on_white(image) if image.has_transparency_data else image.convert("RGB")
+    rgb.info = {}  # or the image would be turned again by whoever reads it there
+    return rgb
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """What lies under transparent pixels is often garbage, and nobody has ever seen it.
+
+    A few rows at a time, for it takes three copies of them.
+    """
+    canvas = Image.new("RGB", image.size)
+    rows = max(1, STRIP // max(1, image.width))
+    for top in range(0, image.height, rows):
+        part = image.crop((0, top, image.width, min(top + rows, image.height))).convert("RGBA")
+        white = Image.new("RGBA", part.size, "white")
+        canvas.paste(Image.alpha_composite(white, part).convert("RGB"), (0, top))
+    return canvas
+
+
+def _orientation(image: Image.Image) -> int:
+    """How the camera was held. A damaged note costs the turn, not the image."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except _UNREADABLE:
+        return 1
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Sixteen bits scaled down to eight; Pillow's own conversion would cut all above 255 off."""
+    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+        raise ValueError("32 bits a pixel, and nothing says which is white; save it with 8 or 16")
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Turns all that decoding may raise into one line, and leaves out what it only warns of."""
+    try:
+        with quiet():
+            yield
+    except VitrailError:
+        raise
+    except FileNotFoundError:
+        raise VitrailError(f"{name} does not exist") from None
+    except UnidentifiedImageError:
+        raise VitrailError(f"{name} is not a picture") from None
+    except MemoryError:
+        raise VitrailError(f"{name} cannot be decoded: out of memory") from None
+    except _UNREADABLE as error:
+        raise VitrailError(f"{name} cannot be decoded: {one_line(error)}") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Pillow's warnings: of odd notes in good images, and of merely large ones."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield

@@ -1,0 +1,313 @@
+"""Images in folders: one sub-folder per class, perhaps below train, val and test; or file lists.
+
+What a class folder holds, however deep, belongs to the class. Hidden files, and files that are not
+images by their names, are ignored; images that are left out though one would expect them to be
+used are counted.
+"""
+
+import os
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitrail.console import say
+from vitrail.data.dataset import Data, Dataset, listed, ordered, stable
+from vitrail.data.decode import open_picture
+from vitrail.errors import DamagedError, FailureError, VitrailError, one_line
+
+SUFFIXES = frozenset(
+    (
+        *("jpg", "jpeg", "jpe", "jfif", "png", "apng", "bmp", "dib", "gif", "webp", "avif"),
+        *("tif", "tiff", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k"),
+    )
+)
+"""How the names of images end, in either case."""
+_HEIC = frozenset(("heic", "heif"))
+"""How the names of images end that cannot be read here, though phones write them."""
+
+PARTS = {
+    **{"train": "train", "training": "train"},
+    **{"val": "val", "valid": "val", "validation": "val", "dev": "val"},
+    **{"test": "test", "testing": "test"},
+}
+"""What the folders above the classes may be called, in either case."""
+
+NO_CLASS = "pictures"
+"""The label of images that have none."""
+
+_OF_A_RUN = frozenset(("run.json", "config.toml"))
+"""What a folder that training writes to holds: its images are not data."""
+
+_Identity = tuple[int, int]
+"""What a folder is on the disk, whatever it is called."""
+
+
+@dataclass(frozen=True)
+class FolderSource(Dataset):
+    """Images in files below one folder."""
+
+    root: Path
+    files: Sequence[str]
+    """Paths below the root. Names, but for accents that this disk spells in another way."""
+
+    def picture(self, index: int) -> Image.Image:
+        return open_picture(self.root / self.files[index])
+
+
+# Class folders.
+
+
+def open_folder(folder: Path, unlabelled: bool = False) -> Data:
+    """A folder of class folders, or of splits that are such folders; with `unlabelled`, images
+    of one class, or without any, will do."""
+    name = folder.resolve().name
+    parts = parts_of(folder)
+    if not parts:
+        return Data(name=name, train=read_classes(folder, unlabelled))
+    sources = {part: read_classes(folder / place, unlabelled) for part, place in parts.items()}
+    _say_left_out(folder)
+    first, *others = parts
+    for other in () if unlabelled else others:
+        for one, two in ((first, other), (other, first)):
+            if more := sorted(set(sources[one].labels) - set(sources[two].labels)):
+                raise VitrailError(
+                    f"{folder / parts[one]} has images of {listed(more)} and "
+                    f"{folder / parts[two]} has none; give every part the same class folders"
+                )
+    return Data(name=name, **sources)
+
+
+def parts_of(folder: Path) -> dict[str, str]:
+    """The sub-folders for train, val and test; empty where the sub-folders are classes.
+
+    A class may well be called `train`: among other folders, splits are several folders of folders.
+    """
+    below = sub_folders(folder)
+    places = [name for name in below if name.lower() in PARTS]
+    if len(places) < len(below):
+        several = sum(bool(sub_folders(folder / name)) for name in places) > 1
+        if not several or any(has_pictures(folder / name) for name in places):
+            return {}
+    parts: dict[str, str] = {}
+    for name in places:
+        if not _entries_of(folder / name):
+            say(f"{folder / name}/ is empty, left out")
+        elif (other := parts.setdefault(PARTS[name.lower()], name)) != name:
+            raise VitrailError(f"{folder}/ has both {other}/ and {name}/; keep one of them")
+    return {part: parts[part] for part in ("train", "val", "test") if part in parts}
+
+
+def read_classes(folder: Path, unlabelled: bool = False) -> FolderSource:
+    """All images below a folder's class folders, in the order of their names."""
+    classes = {stable(name): name for name in sub_folders(folder)}
+    if not classes and unlabelled:
+        classes = {NO_CLASS: "."}
+    if not classes:
+        raise VitrailError(
+            f"{folder}/ has no sub-folders; expected one folder per class, e.g. {folder}/cat/1.jpg"
+        )
+    tops = {name: _identity(folder / name) for name in classes.values()}
+    above = {_identity(one) for one in (folder.resolve(), *folder.resolve().parents)}
+    # A link from one class into another, or up to all of them, would give its images two labels.
+    files_of = {
+        label: _files_below(folder, name, (above | {*tops.values()}) - {tops[name]})
+        for label, name in sorted(classes.items())
+    }
+    images = {label: [*filter(is_picture, files)] for label, files in files_of.items()}
+    if "." not in tops:
+        _say_left_out(folder, sum(map(len, files_of.values())) - sum(map(len, images.values())))
+    labels = ordered(label for label, files in images.items() if files)
+    _check_classes(folder, labels, unlabelled)
+    if empty := [label for label in images if not images[label]]:
+        say(f"{folder}/ has {len(empty)} class folders without images, left out: {listed(empty)}")
+    files = [file for label in labels for file in images[label]]
+    targets = np.repeat(np.arange(len(labels)), [len(images[label]) for label in labels])
+    return FolderSource(labels, targets, _stable_names(files), folder, files)
+
+
+def _say_left_out(folder: Path, unread: int = 0) -> None:
+    """How many images are not used, in one line: those `unread` in class folders, and those beside
+    them."""
+    beside = [_ending(entry.name) for entry in _entries_of(folder) if not _is_folder(entry)]
+    counts = {
+        "images that lie in no class folder": sum(end in SUFFIXES for end in beside),
+        ".heic and .heif files, to be saved as JPEG": unread + sum(end in _HEIC for end in beside),
+    }
+    if lines := [f"{what} ({count:,})" for what, count in counts.items() if count]:
+        say(f"{folder}/: left out {' and '.join(lines)}")
+
+
+def _check_classes(folder: Path, labels: tuple[str, ...], unlabelled: bool) -> None:
+    """Two classes at least, or there is nothing to tell apart."""
+    if not labels:
+        raise VitrailError(
+            f"{folder}/ has no images in its sub-folders; expected e.g. {folder}/cat/1.jpg"
+        )
+    if len(labels) == 1 and not unlabelled:
+        only = folder / labels[0]
+        deeper = only.is_dir() and len(sub_folders(only)) > 1
+        hint = f"did you mean {only}?" if deeper else "expected one folder per class, two or more"
+        raise VitrailError(f"{folder}/ has images of one class only, '{labels[0]}'; {hint}")
+
+
+def _stable_names(files: list[str]) -> list[str]:
+    """What the images are called: the very list of their paths, where that is the same."""
+    if all(map(str.isascii, files)):
+        return files
+    names = [stable(file) for file in files]
+    # Two spellings of one name can lie side by side; then each keeps its own.
+    return names if len(set(names)) == len(names) else files
+
+
+# Files.
+
+
+def pictures_below(root: Path, top: str) -> list[str]:
+    """Paths of all images in a sub-folder of the root, however deep, in order."""
+    return [*filter(is_picture, _files_below(root, top))]
+
+
+def _files_below(root: Path, top: str, beyond: Set[_Identity] = frozenset()) -> list[str]:
+    """The same with those that cannot be read.
+
+    A link that leads back up, or to what lies `beyond`, is not followed.
+    """
+    files: list[str] = []
+    todo: list[tuple[str, Set[_Identity]]] = [(top, beyond)]
+    while todo:
+        folder, above = todo.pop()
+        here = _identity(root / folder)
+        entries = _entries_of(root / folder)
+        run = folder != top and {entry.name for entry in entries} >= _OF_A_RUN
+        if run or here in above:
+            continue
+        for entry in entries:
+            if _is_folder(entry):
+                todo.append((f"{folder}/{entry.name}", above | {here}))
+            elif _ending(entry.name) in SUFFIXES | _HEIC and _is_file(entry):
+                files.append(f"{folder}/{entry.name}")
+    return sorted(files, key=stable)
+
+
+def _identity(folder: Path) -> _Identity:
+    """The same for a folder and for every link to it."""
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise FailureError(f"cannot read {folder} ({one_line(error)}); check its rights") from None
+    return status.st_dev, status.st_ino
+
+
+def sub_folders(folder: Path) -> list[str]:
+    """Names of the folders in a folder."""
+    return [entry.name for entry in _entries_of(folder) if _is_folder(entry)]
+
+
+def has_pictures(folder: Path) -> bool:
+    """Whether images lie in the folder itself."""
+    return any(is_picture(entry.name) and not _is_folder(entry) for entry in _entries_of(folder))
+
+
+def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not is_litter(entry.name)]
+    except OSError as error:
+        raise FailureError(f"cannot read {folder} ({one_line(error)}); check its rights") from None
+
+
+def is_litter(name: str) -> bool:
+    """Hidden files, and the folders that archivers and network disks add."""
+    return name.startswith(".") or name in {"__MACOSX", "@eaDir"}
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Links are followed; one that leads in a circle is not a folder."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Not a pipe, which would be waited for. A link to nothing is named when it is opened."""
+    try:
+        return entry.is_symlink() or entry.is_file()
+    except OSError:
+        return False
+
+
+def is_picture(name: str) -> bool:
+    """By the end of its name; whether it really is one shows when it is opened."""
+    return _ending(name) in SUFFIXES
+
+
+def _ending(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+# File lists, as VTAB-1k is handed around: on each line a path, which begins at the folder of the
+# lists, and a class number.
+
+_TRAIN, _VAL, _BOTH, _TEST = "train800.txt", "val200.txt", "train800val200.txt", "test.txt"
+_LINES = {_TRAIN: 800, _VAL: 200, _BOTH: 1000}
+"""How many images the names of lists promise."""
+_DIGITS = 5
+"""Of a class number: there will be as many classes as the largest says."""
+
+
+def holds_lists(folder: Path) -> bool:
+    """Whether a folder has a list of training images."""
+    return any((folder / name).is_file() for name in (_TRAIN, _BOTH))
+
+
+def open_lists(folder: Path) -> Data:
+    """The splits that the lists of a folder name; classes are called by their numbers."""
+    there = {name for name in (_TRAIN, _VAL, _BOTH, _TEST) if (folder / name).is_file()}
+    if _TEST not in there:
+        raise VitrailError(f"{folder} has no {_TEST}; put it beside {', '.join(sorted(there))}")
+    if {_TRAIN, _VAL} <= there:
+        wanted = {"train": _TRAIN, "val": _VAL, "test": _TEST}
+    elif _BOTH in there:
+        wanted = {"train": _BOTH, "test": _TEST}
+    else:
+        raise VitrailError(f"{folder} has {_TRAIN} but no {_VAL}; add it, or {_BOTH}")
+    lists = {part: _read_list(folder / name) for part, name in wanted.items()}
+    classes = 1 + max(target for lines in lists.values() for _, target in lines)
+    parts = {}
+    for part, lines in lists.items():
+        files = [file for file, _ in lines]
+        targets = np.array([target for _, target in lines], dtype=np.int64)
+        names = [stable(file) for file in files]
+        parts[part] = FolderSource(tuple(map(str, range(classes))), targets, names, folder, files)
+    return Data(name=folder.resolve().name, **parts)
+
+
+def _read_list(path: Path) -> list[tuple[str, int]]:
+    """Path and class of every image on a list."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+    lines = enumerate(text.splitlines(), 1)
+    rows = [_read_line(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+    if not rows:
+        raise VitrailError(f"{path} is empty; expected lines such as images/000001.jpg 7")
+    if len(rows) != (promised := _LINES.get(path.name, len(rows))):
+        raise VitrailError(f"{path} lists {len(rows):,} images; expected {promised:,}")
+    if not (path.parent / rows[0][0]).is_file():
+        raise VitrailError(f"{path} names {rows[0][0]}, which is not in {path.parent}")
+    return rows
+
+
+def _read_line(line: str, where: str) -> tuple[str, int]:
+    # From the right: a path may have spaces in it.
+    file, _, target = line.strip().rpartition(" ")
+    if not file or not target.isdecimal():
+        raise VitrailError(f"{where}: expected a path, a space and a class")
+    if len(target.lstrip("0")) > _DIGITS:
+        raise VitrailError(f"{where}: class {target[:20]} is not below 100,000")
+    return file.strip(), int(target)

@@ -1,0 +1,351 @@
+"""Tar files of images: fetched when needed, indexed once, then read in any order.
+
+Those of the web are fetched when they are first read, and the least recently used ones are deleted
+to make room, so that data may be larger than the disk. An index says where in a tar each image
+lies, and what the tar says of its class; it is stored in the cache. It holds only facts: what they
+mean is decided when shards are opened.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tarfile
+import weakref
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from jaxtyping import Int64
+
+from vitrail.data.dataset import joined, separate, stable
+from vitrail.data.folder import is_litter, is_picture
+from vitrail.data.reading import write_cached
+from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.files import cache, fetch_file, place
+
+T = TypeVar("T")
+
+CLASS_LISTS = ("classes.txt", "labels.txt")
+"""Files that name the classes, one per line, in the order of their numbers."""
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+_BEGINNING = 1 << 16
+"""So many bytes of a shard are hashed."""
+_BUDGET_GB = 20.0
+"""What fetched shards may take up, unless `$VITRAIL_SHARD_CACHE_GB` is set."""
+_OPEN_FILES = 64
+_TRIES = 3
+"""How often a shard is fetched that other processes keep deleting."""
+
+
+# Files.
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar file by its path or address, and what it was when it was indexed."""
+
+    address: str
+    length: int
+    beginning: str
+
+    @property
+    def name(self) -> str:
+        return path_of(self.address).rpartition("/")[2]
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Some bytes of the shard, fetched first if need be."""
+        data = _opened(self).read(offset, size)
+        if len(data) < size:
+            raise FailureError(f"{self.address} was cut short while it was in use; open it again")
+        return data
+
+
+class _OpenFile:
+    """A file that is read at any place, by several threads and forked processes at once.
+
+    It closes with the last reference to it, and is never pickled: sources hold `Shard`s, and each
+    process opens its own files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self.path = path
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        try:
+            if sys.platform == "win32":  # has no pread
+                with self.path.open("rb") as file:
+                    file.seek(offset)
+                    return file.read(size)
+            return os.pread(self.descriptor, size, offset)
+        except OSError as error:
+            raise FailureError(f"cannot read {self.path} ({one_line(error)})") from None
+
+    def is_deleted(self) -> bool:
+        """Whether closing this file would free its space on the disk."""
+        return os.fstat(self.descriptor).st_nlink == 0
+
+
+files: dict[Shard, _OpenFile] = {}
+"""The shards that this process has open."""
+
+
+def _opened(shard: Shard) -> _OpenFile:
+    """The shard's file, which stays open in this process; it must still be what was indexed."""
+    if (file := files.get(shard)) is not None:
+        return file
+    for other, file in list(files.items()):
+        if file.is_deleted() or len(files) >= _OPEN_FILES:
+            files.pop(other, None)
+    file = on_file(shard.address, _OpenFile)
+    length = os.fstat(file.descriptor).st_size
+    if length != shard.length or _hash_of(file.read(0, _BEGINNING)) != shard.beginning:
+        raise FailureError(f"{shard.address} has changed since it was indexed; open it again")
+    files[shard] = file
+    return file
+
+
+def on_file(address: str, use: Callable[[Path], T]) -> T:
+    """What `use` makes of the shard's file; other processes may delete a fetched one meanwhile."""
+    for _ in range(_TRIES):
+        try:
+            return use(_local(address) if is_url(address) else Path(address))
+        except OSError as error:
+            if not (is_url(address) and isinstance(error, FileNotFoundError)):
+                raise FailureError(f"cannot read {address} ({one_line(error)})") from None
+    raise FailureError(
+        f"{address} is deleted as soon as it is fetched; raise VITRAIL_SHARD_CACHE_GB"
+    )
+
+
+def is_url(address: str) -> bool:
+    """Whether a shard must be fetched."""
+    return address.startswith(("http://", "https://"))
+
+
+def path_of(address: str) -> str:
+    """An address without what follows a question mark; in a path that is part of the name."""
+    return address.partition("?")[0] if is_url(address) else address
+
+
+def fetched(url: str) -> Path:
+    """Where the shard behind an address is stored while there is room."""
+    return place(url, _fetched_folder())
+
+
+def _fetched_folder() -> Path:
+    return cache() / "shards" / "files"
+
+
+def _local(url: str) -> Path:
+    """The fetched shard, marked as used just now."""
+    fresh = not fetched(url).exists()
+    path = fetch_file(url, _fetched_folder())
+    with suppress(OSError):
+        os.utime(path)
+    if fresh:
+        _make_room(_fetched_folder(), path)
+    return path
+
+
+def _make_room(folder: Path, newest: Path) -> None:
+    """Deletes the least recently used shards until the rest is within the budget.
+
+    A process that has a deleted file open reads on: its bytes go when the last one closes it.
+    """
+    held: list[tuple[float, int, Path]] = []
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # deleted by another process
+            status = path.stat()
+            if path.is_file() and path.suffix not in (".lock", ".part", ".etag"):
+                held.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in held)
+    limit = _budget(folder, total)
+    for _, size, path in sorted(held):
+        if total <= limit:
+            return
+        if path != newest:
+            with suppress(OSError):
+                path.unlink()
+            total -= size
+
+
+def _budget(folder: Path, held: int) -> float:
+    """How many bytes of shards may stay: as set, else 20 GB, or less on a small disk."""
+    setting = os.environ.get("VITRAIL_SHARD_CACHE_GB")
+    if setting is None:
+        return min(_BUDGET_GB * 1e9, 0.8 * (held + shutil.disk_usage(folder).free))
+    try:
+        return float(setting) * 1e9
+    except ValueError:
+        raise VitrailError(
+            f"VITRAIL_SHARD_CACHE_GB={setting}: expected a number of gigabytes, such as 20"
+        ) from None
+
+
+# Indices.
+
+
+@dataclass(frozen=True)
+class Index:
+    """The images of one tar file, in the order in which they lie there."""
+
+    offsets: Int64[np.ndarray, " n"]
+    sizes: Int64[np.ndarray, " n"]
+    members: Sequence[str]
+    """The images' paths in the tar."""
+    labels: Sequence[str]
+    """The label beside each image; empty where there is none."""
+    classes: Sequence[str]
+    """The lines of a class list in the tar."""
+    length: int
+    beginning: str
+    """The tar's size in bytes, and a hash of its first ones."""
+    damage: str
+    """Why the rest of the tar cannot be read."""
+
+    def save(self, path: Path) -> None:
+        arrays = {
+            "offsets": self.offsets,
+            "sizes": self.sizes,
+            "members": joined(self.members),
+            "told": joined(self.labels),
+            "classes": joined(self.classes),
+            "shard": joined([str(self.length), self.beginning, self.damage]),
+        }
+        write_cached(path, lambda file: np.savez(file, **arrays))
+
+    @staticmethod
+    def load(path: Path) -> "Index | None":
+        """What `save` wrote; None where there is nothing, or something else."""
+        try:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                offsets, sizes = file["offsets"], file["sizes"]
+                members, labels, classes = (
+                    separate(file[x]) for x in ("members", "told", "classes")
+                )
+                length, beginning, damage = separate(file["shard"])
+            if not len(offsets) == len(sizes) == len(members) == len(labels):
+                return None
+            return Index(offsets, sizes, members, labels, classes, int(length), beginning, damage)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+
+    def is_outdated(self, path: Path) -> bool:
+        """Whether something else has been fetched since: what lies behind an address may change."""
+        try:
+            return (path.stat().st_size, _beginning_of(path)) != (self.length, self.beginning)
+        except OSError:  # not here now
+            return False
+
+
+@dataclass
+class _Sample:
+    """The files of a tar that share a key."""
+
+    images: list[tuple[str, int, int, bool]] = field(default_factory=list)
+    """Path, offset, size, and whether the path is the key with a plain suffix."""
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> list[tuple[str, int, int, str]]:
+        """One image where a label belongs to the key; each for itself where there is none."""
+        label = self.labels.get("cls") or self.labels.get("json") or ""
+        images = sorted(self.images, key=lambda image: not image[-1])
+        return [(*image[:-1], label) for image in (images[:1] if label else self.images)]
+
+
+def build_index(path: Path, name: str) -> Index:
+    """One pass over a tar file from its beginning to its end."""
+    length, beginning = path.stat().st_size, _beginning_of(path)
+    with path.open("rb") as file:
+        if file.read(8).startswith(_COMPRESSED):
+            # Inside a compressed tar nothing can be found without reading all that lies before it.
+            raise VitrailError(
+                f"{name} is compressed; unpack it, or make an uncompressed tar of it"
+            )
+    samples: dict[str, _Sample] = {}
+    classes: list[str] = []
+    damage = ""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in _whole_members(tar, length):
+                _add_member(tar, member, samples, classes)
+            damage = _unread(path, tar.offset)
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # the latter of odd headers
+        damage = one_line(error)
+    rows = [row for sample in samples.values() for row in sample.rows()]
+    if not rows:
+        reason = f" ({damage})" if damage else ""
+        raise VitrailError(f"{name} holds no images{reason}; expected an uncompressed tar of them")
+    members, offsets, sizes, labels = zip(*rows, strict=True)
+    at, lengths = (np.array(numbers, dtype=np.int64) for numbers in (offsets, sizes))
+    return Index(at, lengths, members, labels, classes, length, beginning, damage)
+
+
+def _whole_members(tar: tarfile.TarFile, length: int) -> Iterator[tarfile.TarInfo]:
+    """The plain files of a tar, as far as they lie in it to their end."""
+    while (member := tar.next()) is not None:
+        vars(tar)["members"] = []  # or a tar of a million files would fill the memory
+        plain = member.isreg() and not member.issparse()
+        if plain and member.offset_data + member.size <= length:
+            yield member
+
+
+def _add_member(
+    tar: tarfile.TarFile, member: tarfile.TarInfo, samples: dict[str, _Sample], classes: list[str]
+) -> None:
+    """Adds a file to its sample, whose key is the path up to the first dot of the last name."""
+    path = stable(member.name.removeprefix("./"))
+    if any(map(is_litter, path.split("/"))):
+        return
+    folder, slash, name = path.rpartition("/")
+    key, _, suffix = name.partition(".")
+    sample = samples.setdefault(f"{folder}{slash}{key}", _Sample())
+    if suffix.lower() in ("cls", "json"):
+        sample.labels[suffix.lower()] = _label_in(_text_of(tar, member), suffix.lower())
+    elif is_picture(name):
+        sample.images.append((path, member.offset_data, member.size, "." not in suffix))
+    elif name.lower() in CLASS_LISTS:
+        classes[:] = _text_of(tar, member).splitlines()
+
+
+def _text_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+    file = tar.extractfile(member)
+    return "" if file is None else file.read(1 << 24).decode("utf-8", "replace")
+
+
+def _label_in(text: str, suffix: str) -> str:
+    """A class number or name; JSON has it as `label` or `cls`."""
+    if suffix == "cls":
+        return text.strip().replace("\0", "")
+    try:
+        label = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    if isinstance(label, dict):
+        label = label.get("label", label.get("cls"))
+    known = isinstance(label, (int, str)) and not isinstance(label, bool)
+    return str(label).strip().replace("\0", "") if known else ""
+
+
+def _unread(path: Path, offset: int) -> str:
+    """A tar ends with zeros; anything else where the walk stopped is not a file's header."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return "what follows is no tar" if file.read(512).strip(b"\0") else ""
+
+
+def _beginning_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return _hash_of(file.read(_BEGINNING))
+
+
+def _hash_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,1 @@
+"""Images that a data set holds twice, or shares with another."""
