@@ -87,7 +87,7 @@ def models(pattern: str, as_json: bool) -> None:
 
     PATTERN keeps the names that contain it; * and ? are wildcards.
     """
-    from vitrail.weights.listing import listing
+    from vitrail.weights.published import listing
 
     rows = listing(pattern)
     if not rows:

@@ -15,7 +15,7 @@ from vitrail.training.cost import DAY, Meter, earlier, exaflops
 from vitrail.training.devices import Devices
 from vitrail.training.instruments import counted, energy, largest_size, peak_memory, reset_peak
 from vitrail.training.material import features_for
-from vitrail.weights.listing import COSTS
+from vitrail.weights.published import COSTS
 
 GMACS = {
     name: cost["gmacs"] for name, cost in json.loads(COSTS.read_text(encoding="utf-8")).items()

@@ -24,8 +24,8 @@ from vitrail.model import Classifier, create
 from vitrail.model.variants import describe, name
 from vitrail.training.devices import Devices, devices
 from vitrail.training.instruments import peak_memory, reset_peak
-from vitrail.weights.listing import count
 from vitrail.weights.loading import load
+from vitrail.weights.published import count
 
 GIB = 1 << 30
 FALLBACK = 8.0

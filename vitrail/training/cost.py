@@ -13,7 +13,7 @@ from vitrail.model import Classifier
 from vitrail.runs import Run
 from vitrail.training.devices import Devices
 from vitrail.training.instruments import energy, peak_memory, reset_peak
-from vitrail.weights.listing import count
+from vitrail.weights.published import count
 
 DAY = 86_400
 

@@ -48,8 +48,8 @@ from vitrail.training.oversight import Oversight, Signals
 from vitrail.training.schedule import Schedule
 from vitrail.training.tracking import tracker
 from vitrail.web import cache
-from vitrail.weights.listing import count
 from vitrail.weights.loading import load, save
+from vitrail.weights.published import count
 
 BEGUN_BEFORE = (
     ", not bit-exactly: it was begun by a version that drew augmentation and masks differently"

@@ -25,8 +25,9 @@ from vitrail.weights.format import (
     with_every_position,
 )
 from vitrail.weights.layout import SLOT, Entry, entry, torch_module
-from vitrail.weights.published import PUBLISHED, PYTORCH, Published
+from vitrail.weights.published import PUBLISHED, Published
 
+PYTORCH = "https://download.pytorch.org/models"
 LAYER = "encoder.layers.encoder_layer_{0}."
 BLOCKS = "encoder.layers.encoder_layer_{0}.ln_1.weight"
 
