@@ -457,7 +457,7 @@ def convert(
     SRC is any MODEL. The suffix of DST picks the container: .npz for google, .safetensors or .pth,
     or no suffix for a folder with config.json.
     """
-    from vitrail.weights.converting import convert
+    from vitrail.weights.convert import convert
 
     pixels = None if size is None else parse_size(size)
     parity = convert(source, target, to=to, size=pixels, heads=heads, gelu=gelu)

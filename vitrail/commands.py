@@ -29,8 +29,8 @@ from vitrail.training import training
 from vitrail.training.devices import choose, cores, devices
 from vitrail.training.oversight import NAMED_BROKEN
 from vitrail.web import cache
-from vitrail.weights.download import fetch
-from vitrail.weights.loading import load
+from vitrail.weights.hub import fetch
+from vitrail.weights.load import load
 from vitrail.weights.published import BUILTIN
 
 

@@ -5,7 +5,7 @@ import torch
 
 import vitrail
 from tests.models import SMALL, noisy, small
-from vitrail.weights.loading import read
+from vitrail.weights.load import read_checkpoint
 
 SUFFIX = {
     "google": ".npz",
@@ -72,7 +72,7 @@ def test_the_real_weights_survive_all_formats(real_weights, tmp_path):
         parity = vitrail.convert(path, target, to=to)
         assert parity.difference == 0
         path = target
-    expected, back = read(real_weights).tensors, read(path).tensors
+    expected, back = read_checkpoint(real_weights).tensors, read_checkpoint(path).tensors
     assert back.keys() == expected.keys()
     assert all(torch.equal(back[key], tensor) for key, tensor in expected.items())
 

@@ -24,7 +24,7 @@ from vitrail.model import Classifier, create
 from vitrail.model.variants import describe, name
 from vitrail.training.devices import Devices, devices
 from vitrail.training.instruments import peak_memory, reset_peak
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 from vitrail.weights.published import count
 
 GIB = 1 << 30

@@ -21,7 +21,7 @@ from vitrail.model.variants import name
 from vitrail.settings import build, put, to_flat
 from vitrail.training.hyperrule import hyperrule
 from vitrail.training.loop import Length
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 
 SHAPE = ("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial")
 """What the name of a variant says about the shape of its weights."""

@@ -48,7 +48,7 @@ from vitrail.training.oversight import Oversight, Signals
 from vitrail.training.schedule import Schedule
 from vitrail.training.tracking import tracker
 from vitrail.web import cache
-from vitrail.weights.loading import load, save
+from vitrail.weights.load import load, save
 from vitrail.weights.published import count
 
 BEGUN_BEFORE = (

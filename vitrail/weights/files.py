@@ -1,330 +1,29 @@
-"""Bytes to tensors and back, without trusting the file: nothing is unpickled or blindly inflated.
+"""Atomic writes: a file is replaced whole or not at all."""
 
-The container (npz, safetensors, torch zip, folder) is told from its first bytes, not from its name.
-"""
-
-import io
 import json
-import math
 import os
-import pickle
-import re
-import warnings
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import torch
-from numpy.lib import format as npy
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors import SafetensorError
 
-from vitrail.errors import FailureError, VitrailError, one_line
-
-# Beyond both, an archive is taken for a bomb: real weights hardly compress.
-MOST_INFLATED_BYTES = 1 << 30
-MOST_INFLATION = 100
-
-NUMBERS = {
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-}
-
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""What a folder may call its weights; the first that it has is taken."""
-
-# What DataParallel and torch.compile put before every name.
-WRAPPED = r"^(module\.|_orig_mod\.)+"
-# Where training scripts put the weights inside a larger checkpoint.
-WRAPPERS = ("model_ema", "state_dict_ema", "model", "state_dict")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What a file or folder of weights holds, before anyone says what it means."""
-
-    path: Path
-    tensors: dict[str, Tensor]
-    metadata: dict[str, str] = field(default_factory=dict)
-    """The strings in a safetensors header."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """config.json beside the weights; a safetensors file of ours has it in its header."""
-    preprocessor: dict[str, Any] = field(default_factory=dict)
-    """preprocessor_config.json, likewise."""
-    size: tuple[int, int] | None = None
-    """Rows and columns of the images it is for, where the reader knows them already."""
-    heads: int | None = None
-    """Number of heads, likewise."""
-    gelu: Literal["tanh", "erf"] | None = None
-    """Kind of GELU, likewise."""
-
-
-def read(path: Path) -> Contents:
-    """The tensors of a file, or of a folder as the Hugging Face hub lays it out."""
-    try:
-        return read_folder(path) if path.is_dir() else read_file(path)
-    except FileNotFoundError:
-        raise VitrailError(f"{path} does not exist; check the path") from None
-    except OSError as error:
-        where = error.filename or path
-        raise VitrailError(f"cannot read {where}: {one_line(error)}") from None
-
-
-def read_folder(folder: Path) -> Contents:
-    """Weights with config.json and, where it exists, preprocessor_config.json."""
-    parts = [read_file(path) for path in weights_in(folder)]
-    return Contents(
-        path=folder,
-        tensors={key: tensor for part in parts for key, tensor in part.tensors.items()},
-        metadata=parts[0].metadata,
-        config=read_json(folder / "config.json"),
-        preprocessor=read_json(folder / "preprocessor_config.json"),
-    )
-
-
-def weights_in(folder: Path) -> list[Path]:
-    """The file of a folder's weights, or the several that an index lists."""
-    for path in (folder / name for name in WEIGHTS):
-        if path.is_file():
-            return [path]
-        if index := read_json(path.with_name(f"{path.name}.index.json")):
-            with parsing(path, "index"):
-                shards = sorted(set(index["weight_map"].values()))
-                if not shards or any(Path(shard).name != shard for shard in shards):
-                    raise VitrailError(f"{path}'s index names files outside its folder")
-                return [folder / shard for shard in shards]
-    raise VitrailError(f"{folder} holds no weights; expected {' or '.join(WEIGHTS)} in it")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file; an absent file is an empty one."""
-    return parse_json(path, path.read_bytes()) if path.exists() else {}
-
-
-def parse_json(where: Path | str, text: str | bytes) -> dict[str, Any]:
-    """An object, or one line that says why it is none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise VitrailError(f"{where} is not JSON ({one_line(error)}); fetch it again") from None
-    if not isinstance(value, dict):
-        raise VitrailError(f"{where} holds a JSON {type(value).__name__}, expected an object")
-    return value
-
-
-def read_file(path: Path) -> Contents:
-    """One file of weights in any container."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for, perhaps forever
-        raise VitrailError(f"{path} is not a regular file; expected weights")
-    with path.open("rb") as file:
-        start = file.read(16)
-    if not start:
-        raise VitrailError(f"{path} is empty; fetch it again")
-    if start[:4] == b"PK\x03\x04":
-        contents = Contents(path=path, tensors=read_zip(path))
-    # Asked before torch: a safetensors header of 640 bytes begins like a pickle.
-    elif start[8:9] == b"{":
-        contents = read_safetensors(path)
-    elif start[:1] == b"\x80":
-        contents = Contents(path=path, tensors=read_torch(path))
-    else:
-        raise VitrailError(
-            f"{path} is no safetensors, npz or torch file but begins with {start!r}; "
-            "fetch the weights themselves"
-        )
-    # Names are shown to people, and a terminal obeys what it is shown.
-    if hidden := [key for key in contents.tensors if not key.isprintable()]:
-        raise VitrailError(
-            f"{path} has a tensor of the unprintable name {ascii(hidden[0])[:80]}; rename it"
-        )
-    return contents
-
-
-@contextmanager
-def parsing(what: Path | str, kind: str) -> Iterator[None]:
-    """Makes one line of whatever a parser raises; each has its own dozen kinds of errors."""
-    try:
-        yield
-    except (VitrailError, OSError):
-        raise
-    except KeyError as error:
-        raise VitrailError(
-            f"{what} is no {kind} of a known kind: it has no {one_line(error.args[0])}"
-        ) from None
-    except Exception as error:
-        raise VitrailError(
-            f"{what} is no readable {kind} ({one_line(error)}); it may be truncated: fetch it again"
-        ) from None
-
-
-def read_safetensors(path: Path) -> Contents:
-    """A safetensors file; the library checks every offset of the header against the file."""
-    with parsing(path, "safetensors file"), safe_open(path, "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        metadata = file.metadata() or {}
-    beside: dict[str, Any] = {
-        name: parse_json(f"{path}: {name} in the header", metadata.pop(name))
-        for name in ("config", "preprocessor")
-        if name in metadata
-    }
-    return Contents(path=path, tensors=plain(path, tensors), metadata=metadata, **beside)
-
-
-def read_zip(path: Path) -> dict[str, Tensor]:
-    """An .npz archive of arrays, or torch's own zip of a state dict."""
-    with parsing(path, "archive"), zipfile.ZipFile(path) as archive:
-        members = archive.infolist()
-        refuse_bomb(path, sum(member.file_size for member in members))
-        if any(member.filename.endswith("data.pkl") for member in members):
-            return read_torch(path)
-        return {
-            member.filename.removesuffix(".npy"): read_npy(path, archive, member)
-            for member in members
-        }
-
-
-def refuse_bomb(path: Path, inflated: int) -> None:
-    """Stops before a small file fills the memory."""
-    size = path.stat().st_size
-    if inflated > MOST_INFLATED_BYTES and inflated > MOST_INFLATION * size:
-        raise VitrailError(
-            f"{path} would grow from {size:,} to {inflated:,} bytes; "
-            "that is no file of weights but a zip bomb"
-        )
-
-
-def read_npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Tensor:
-    """One array of an .npz."""
-    where = f"{path}: {one_line(member.filename)}"
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise VitrailError(f"{where} is compressed in a way numpy never does; save it with savez")
-    with archive.open(member) as file:
-        data = file.read(member.file_size)  # a limit: it may hold more than it announced
-    with parsing(where, "array"):
-        return to_tensor(where, data)
-
-
-def to_tensor(where: str, data: bytes) -> Tensor:
-    """The array of an .npy file; its header is believed only where it agrees with the bytes."""
-    file = io.BytesIO(data)
-    version = npy.read_magic(file)
-    reader = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = reader(file)
-    if dtype.hasobject:
-        raise VitrailError(f"{where} holds pickled Python objects, which are not loaded")
-    bfloat16 = dtype == np.dtype("V2")  # how numpy writes JAX's
-    if not bfloat16 and (dtype.kind not in "fiub" or dtype.itemsize > 8):
-        raise VitrailError(f"{where} holds {one_line(dtype)}, not numbers a model can use")
-    expected, rest = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
-    if expected != rest:
-        raise VitrailError(f"{where} announces {expected:,} bytes but has {rest:,}; fetch it again")
-    array = np.frombuffer(bytearray(memoryview(data)[file.tell() :]), dtype=dtype)
-    array = array.reshape(shape, order="F" if fortran else "C")
-    if bfloat16:
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.astype(dtype.newbyteorder("="), copy=False))
-
-
-def read_torch(path: Path) -> dict[str, Tensor]:
-    """A torch checkpoint's weights, taken out of whatever the training script put around them."""
-    with parsing(path, "torch file"):
-        value = unpickle(path)
-    for wrapper in WRAPPERS:
-        if isinstance(value, Mapping) and isinstance(value.get(wrapper), Mapping):
-            value = value[wrapper]
-    if not isinstance(value, Mapping):
-        raise VitrailError(
-            f"{path} holds no state dict but a {type(value).__name__}; save the state dict itself"
-        )
-    tensors = plain(path, {re.sub(WRAPPED, "", str(key)): x for key, x in value.items()})
-    # One number, expanded, can pretend to be any amount of them.
-    refuse_bomb(path, sum(tensor.nbytes for tensor in tensors.values()))
-    return tensors
-
-
-def unpickle(path: Path) -> Any:
-    """Tensors and plain values of a torch checkpoint: code inside it is refused, never run."""
-    try:
-        # An open file, since torch would believe the name of a path.
-        with warnings.catch_warnings(action="ignore"), path.open("rb") as file:
-            return torch.load(file, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        said = str(error)
-        if code := re.search(r"GLOBAL (\S+)|(TorchScript) archive", said):
-            raise VitrailError(
-                f"{path} holds Python code ({one_line(code[1] or code[2])}), not only tensors; "
-                "it was not run: ask for a .safetensors file"
-            ) from None
-        # Torch puts a page of advice before its reason.
-        raise RuntimeError(said.rpartition("WeightsUnpickler error:")[2]) from None
-
-
-def plain(path: Path, tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """The same, if they are dense tensors of numbers that a model can use."""
-    odd = [one_line(key) for key, value in tensors.items() if not is_plain(value)]
-    if odd:
-        shown = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if odd[5:] else "")
-        raise VitrailError(
-            f"{path} holds more than dense tensors of numbers: {shown}; save the state dict alone"
-        )
-    return tensors
-
-
-def is_plain(value: Any) -> bool:
-    """Not, for instance, sparse, quantised, complex or without data."""
-    return (
-        isinstance(value, Tensor)
-        and value.dtype in NUMBERS
-        and value.layout is torch.strided
-        and value.device.type == "cpu"
-    )
-
-
-def write(contents: Contents, folder: bool = False) -> None:
-    """The contents at their path: the suffix picks the container, no suffix means a folder.
-
-    Written beside the target and moved into place, so that a full disk or a kill leaves no half.
-    """
-    path, metadata = contents.path, contents.metadata
-    tensors = {key: tensor.contiguous() for key, tensor in contents.tensors.items()}
-    if folder or not path.suffix:
-        # The weights first: where they find no room, the old configuration stays with the old ones.
-        replace_with(path / "model.safetensors", lambda part: save_file(tensors, part, metadata))
-        write_json(path / "config.json", contents.config)
-        write_json(path / "preprocessor_config.json", contents.preprocessor)
-    elif path.suffix == ".npz":
-        replace_with(path, lambda part: save_npz(part, tensors))
-    elif path.suffix == ".safetensors":
-        # A single file keeps what the tensors cannot tell, such as the number of heads.
-        beside = {"config": contents.config, "preprocessor": contents.preprocessor}
-        metadata = metadata | {name: json.dumps(value) for name, value in beside.items() if value}
-        replace_with(path, lambda part: save_file(tensors, part, metadata))
-    elif path.suffix in (".pt", ".pth", ".bin"):
-        replace_with(path, lambda part: save_torch(part, tensors))
-    else:
-        raise VitrailError(
-            f"cannot write '{path.suffix}' files; use .npz, .safetensors, .pth or a folder"
-        )
+from vitrail.errors import FailureError, one_line
 
 
 def replace_with(
     path: Path, save: Callable[[Path], object], *, previous: Path | None = None
 ) -> None:
-    """Run `save` on a neighbour of `path`, then put that in its place.
+    """Run `save` on a temporary file beside `path`, then move that into place.
 
-    The file that was there is kept as `previous`, where that is given.
+    The old file, if any, is moved to `previous` where that is given.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
-        mode = part.stat().st_mode  # what the user's umask allows; safetensors keeps files private
+        mode = part.stat().st_mode  # what the umask allows; safetensors makes files private
         save(part)
         part.chmod(mode)
         with part.open("rb") as file:
@@ -342,33 +41,9 @@ def replace_with(
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """An object as a JSON file; an empty one leaves none, not even an older one."""
+    """Write an object as a JSON file; an empty one removes the file instead."""
     if not value:
         path.unlink(missing_ok=True)
     else:
         text = json.dumps(value, indent=2, ensure_ascii=False)
         replace_with(path, lambda part: part.write_text(text, "utf-8"))
-
-
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """The array that reads back as this tensor; bfloat16 as JAX's own files have it."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.dtype("V2"))
-    return tensor.numpy()
-
-
-def save_npz(path: Path, tensors: dict[str, Tensor]) -> None:
-    """numpy's savez, given an open file so that it does not add a suffix of its own."""
-    arrays = {key: to_numpy(tensor) for key, tensor in tensors.items()}
-    with path.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def save_torch(path: Path, tensors: dict[str, Tensor]) -> None:
-    """torch's save; on a full disk it only counts bytes, so what the disk said is raised again."""
-    with path.open("wb") as file:
-        try:
-            torch.save(tensors, file)
-        except RuntimeError as error:
-            raise error.__context__ or error from None
