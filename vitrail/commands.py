@@ -19,7 +19,7 @@ from vitrail.inspection import inspecting
 from vitrail.inspection.looking import Picture, inspector
 from vitrail.inspection.summary import SECONDS, summarise
 from vitrail.model import Classifier
-from vitrail.model.checks import as_size
+from vitrail.model.classifier import as_size
 from vitrail.orders import Settings, comparison_place, understand
 from vitrail.report import comparison, page, sweeps
 from vitrail.runs import Run

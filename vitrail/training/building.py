@@ -16,7 +16,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.source import Data, Source
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
-from vitrail.model.checks import as_size
+from vitrail.model.classifier import as_size
 from vitrail.model.variants import name
 from vitrail.settings import build, put, to_flat
 from vitrail.training.hyperrule import hyperrule

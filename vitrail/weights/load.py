@@ -15,8 +15,7 @@ from vitrail.console import say
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.model import Architecture, Classifier, build, describe
-from vitrail.model.checks import as_size
-from vitrail.model.classifier import Activation
+from vitrail.model.classifier import Activation, as_size
 from vitrail.model.positions import Interpolation, resize_grid, resize_line
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
