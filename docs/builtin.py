@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from vitrail.runs import Run
-from vitrail.weights.download import fetch
+from vitrail.weights.hub import fetch
 from vitrail.weights.published import BUILTIN
 
 KEPT = ("config.toml", "run.json", "metrics.jsonl", "model.safetensors")

@@ -117,7 +117,7 @@ def test_running_out_of_memory_is_one_line(monkeypatch, error, said):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("vitrail.weights.listing.listing", fail)
+    monkeypatch.setattr("vitrail.weights.published.listing", fail)
     result = invoke("models")
     assert result.exit_code == 1
     assert said in result.stderr

@@ -89,7 +89,7 @@ def models(pattern: str, as_json: bool) -> None:
 
     PATTERN keeps the names that contain it; * and ? are wildcards.
     """
-    from vitrail.weights.listing import listing
+    from vitrail.weights.published import listing
 
     rows = listing(pattern)
     if not rows:
@@ -459,7 +459,7 @@ def convert(
     SRC is any MODEL. The suffix of DST picks the container: .npz for google, .safetensors or .pth,
     or no suffix for a folder with config.json.
     """
-    from vitrail.weights.converting import convert
+    from vitrail.weights.convert import convert
 
     pixels = None if size is None else parse_size(size)
     parity = convert(source, target, to=to, size=pixels, heads=heads, gelu=gelu)

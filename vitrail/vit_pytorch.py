@@ -10,7 +10,7 @@ is, and the image must be a whole number of patches.
 """
 
 from vitrail.errors import VitrailError
-from vitrail.model.checks import as_size, is_count
+from vitrail.model.classifier import as_size, is_count
 from vitrail.model.variants import token_defaults
 from vitrail.model.vit import ViT as VisionTransformer
 from vitrail.model.vit import ViTArchitecture, sides_of

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.models import small
-from vitrail.model.attention import AxialAttention
 from vitrail.model.axial import GROUPS, LineAttention
+from vitrail.model.vit import AxialAttention
 
 
 @pytest.mark.parametrize("axis", ["row", "column"])

@@ -8,8 +8,7 @@ from scipy.signal import correlate2d
 
 import vitrail
 from tests.models import small
-from vitrail.model.hybrid import SameConv, same_pad
-from vitrail.model.resnet import StandardisedConv
+from vitrail.model.resnet import SameConv, StandardisedConv, same_pad
 
 
 def test_bits_kernels_have_zero_mean_and_unit_variance():

@@ -220,7 +220,7 @@ def test_as_wide_as_the_tokens_is_the_papers_hidden_layer():
 
 
 def test_pixels_beyond_the_last_whole_patch_are_not_seen():
-    """H/14 at 384 pixels: 27 patches a side, the last 6 rows and columns ignored (R26)."""
+    """H/14 at 384 pixels: 27 patches a side, the last 6 rows and columns ignored."""
     model = noisy(vitrail.create("Ti/14", depth=1, size=384))
     assert model.architecture.grid == (27, 27)
     images = torch.randn(1, 3, 384, 384)

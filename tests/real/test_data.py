@@ -19,7 +19,7 @@ from vitrail.duplicates.find import pairs
 from vitrail.duplicates.fingerprints import fingerprints
 from vitrail.runs import Run
 from vitrail.training.sweep import sweep
-from vitrail.weights.download import fetch
+from vitrail.weights.hub import fetch
 from vitrail.weights.published import BUILTIN
 
 

@@ -9,7 +9,7 @@ import vitrail
 from tests.weights.test_round_trip import SUFFIX
 from vitrail.data.dataset import ArraySource
 from vitrail.evaluation.classify import predict
-from vitrail.weights.loading import read
+from vitrail.weights.load import read_checkpoint
 
 
 def test_the_real_weights_give_timms_logits_on_real_photographs(real_weights, flowers):
@@ -36,7 +36,7 @@ def test_the_real_weights_survive_all_formats(real_weights, tmp_path):
         parity = vitrail.convert(path, target, to=to)
         assert parity.difference == 0
         path = target
-    expected, back = read(real_weights).tensors, read(path).tensors
+    expected, back = read_checkpoint(real_weights).tensors, read_checkpoint(path).tensors
     assert back.keys() == expected.keys()
     assert all(torch.equal(back[key], tensor) for key, tensor in expected.items())
 

@@ -14,7 +14,7 @@ from vitrail.training import train as training
 from vitrail.training.cost import DAY, Meter, earlier, exaflops
 from vitrail.training.material import features_for
 from vitrail.training.train import train
-from vitrail.weights.listing import COSTS
+from vitrail.weights.published import COSTS
 
 GMACS = {
     name: cost["gmacs"] for name, cost in json.loads(COSTS.read_text(encoding="utf-8")).items()

@@ -25,8 +25,8 @@ from vitrail.training.loop import Loop
 from vitrail.training.oversight import Oversight
 from vitrail.training.sweep import present, sweep
 from vitrail.training.train import train_config
-from vitrail.weights.loading import load as load_weights
-from vitrail.weights.loading import save
+from vitrail.weights.load import load as load_weights
+from vitrail.weights.load import save
 
 RECIPE = """
 [model]

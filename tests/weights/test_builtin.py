@@ -13,7 +13,7 @@ from vitrail.cli import main
 from vitrail.model.variants import describe
 from vitrail.reporting.page import report
 from vitrail.runs import Run, is_run
-from vitrail.weights.download import fetch
+from vitrail.weights.hub import fetch
 from vitrail.weights.published import BUILTIN
 
 FOLDER = fetch(BUILTIN.source)

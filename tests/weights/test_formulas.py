@@ -9,7 +9,7 @@ from vitrail.model.classic import ClassicArchitecture
 from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import NAMED, UNITS, describe
 from vitrail.model.vit import ViTArchitecture
-from vitrail.weights.listing import COSTS
+from vitrail.weights.published import COSTS
 
 KEPT = json.loads(COSTS.read_text(encoding="utf-8"))
 

@@ -1,5 +1,6 @@
 """Names, addresses and sizes are held against what timm and torchvision themselves declare."""
 
+import json
 import re
 from functools import cache
 from urllib.parse import urlsplit
@@ -9,12 +10,40 @@ import timm
 from torchvision.models import vision_transformer
 
 from vitrail.model.variants import describe
-from vitrail.weights.published import PUBLISHED, TIMM, TORCHVISION, Published, find
+from vitrail.weights.published import (
+    COSTS,
+    PUBLISHED,
+    Published,
+    architectures,
+    count,
+    find,
+    listing,
+)
 
 HUB = [row for row in PUBLISHED if row.source.startswith("hub:")]
 WEB = [row for row in PUBLISHED if row.source.startswith("https:")]
-TORCH = [row for row in PUBLISHED if row.cited == TORCHVISION]
+TORCH = [row for row in PUBLISHED if row.cited == "torchvision.models.vision_transformer"]
 BIT = [row for row in PUBLISHED if re.search(r"BiT-M-R\d+x\d(-ILSVRC2012)?\.npz", row.source)]
+SAVED = json.loads(COSTS.read_text(encoding="utf-8"))
+LISTED = architectures()
+# One of every family and kind, small enough to count in a moment.
+COUNTED = [
+    "Ti/16",
+    "b/32",
+    "B/16",
+    "So400m/14",
+    "R+Ti/16",
+    "R50+B/16",
+    "R50x1",
+    "Axial-B/32",
+    "Axial-R26",
+    "ResNet50",
+    "B/16-in21k",
+    "S/16-deit3-in1k-384",
+    "S/14-dinov2-reg4",
+    "B/16-siglip",
+    "R50x1-bit-in21k",
+]
 
 
 def name_of(row: Published) -> str:
@@ -118,7 +147,8 @@ def test_google_files_that_timm_also_uses_agree_with_it() -> None:
 
 
 def test_an_augreg_or_sam_figure_taken_from_timm_is_for_the_file_timm_uses() -> None:
-    rows = [row for row in WEB if row.cited == TIMM and re.search("/(augreg|sam)/", row.source)]
+    cited = [row for row in WEB if row.cited == "timm results-imagenet.csv"]
+    rows = [row for row in cited if re.search("/(augreg|sam)/", row.source)]
     assert len(rows) == 7
     assert all(row.source in timm_configurations() for row in rows)
 
@@ -159,3 +189,37 @@ def test_bit_sizes_are_those_timm_evaluates_at(row: Published) -> None:
     assert cfg is not None
     assert cfg.input_size == (3, row.size, row.size)
     assert cfg.num_classes == row.classes
+
+
+def test_everything_that_exists_is_listed():
+    assert list(SAVED) == list(LISTED)
+    assert {row["name"] for row in listing()} >= {row.name for row in PUBLISHED}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_saved_figures_are_those_of_the_model(name):
+    cost = count(LISTED[name])
+    assert (cost.parameters, cost.gmacs, cost.tokens) == tuple(SAVED[name].values())
+
+
+def test_vit_costs_follow_the_formula():
+    """Eq. 1 to 8 in multiply-accumulates: patches, then 12 D² + 2 n D for each token and layer."""
+    for name, n, d, layers, patch in (("B/16", 197, 768, 12, 16), ("L/32", 50, 1024, 24, 32)):
+        embedding = (n - 1) * 3 * patch**2 * d
+        blocks = layers * n * (12 * d * d + 2 * n * d)
+        assert SAVED[name]["gmacs"] == pytest.approx(
+            (embedding + blocks + 1000 * d) / 1e9, abs=1e-4
+        )
+
+
+def test_published_files_have_the_parameters_their_sizes_prove():
+    # 400.0 MiB of float32 for the original B/32 with its hidden layer; 391 for AugReg's B/16.
+    assert SAVED["B/32-in21k"]["parameters"] == 104_843_091
+    assert SAVED["B/16-augreg-in21k"]["parameters"] == 102_595_923
+
+
+def test_a_pattern_keeps_what_contains_it():
+    assert {row["variant"] for row in listing("deit")} == {"Ti/16", "S/16", "B/16", "L/16", "H/14"}
+    assert [row["name"] for row in listing("r?+ti")] == []
+    assert listing("R+Ti/16*384")[0]["top1"] == 75.40
+    assert listing("nothing like it") == []

@@ -5,7 +5,7 @@ import torch
 
 import vitrail
 from tests.models import SMALL, noisy, small
-from vitrail.weights.loading import read
+from vitrail.weights.load import read_checkpoint
 
 SUFFIX = {
     "google": ".npz",
@@ -72,7 +72,7 @@ def test_a_file_of_timms_survives_all_formats(checkpoint, tmp_path):
         parity = vitrail.convert(path, target, to=to)
         assert parity.difference == 0
         path = target
-    expected, back = read(checkpoint).tensors, read(path).tensors
+    expected, back = read_checkpoint(checkpoint).tensors, read_checkpoint(path).tensors
     assert back.keys() == expected.keys()
     assert all(torch.equal(back[key], tensor) for key, tensor in expected.items())
 

@@ -15,9 +15,9 @@ from timm.models.vision_transformer_hybrid import HybridEmbed, _resnetv2
 
 import vitrail
 from tests.models import attentive, noisy, small
-from vitrail.weights import files, loading
-from vitrail.weights.files import Contents
-from vitrail.weights.timm import exceptions, preprocessing
+from vitrail.weights import load
+from vitrail.weights.read import Contents
+from vitrail.weights.timm import TIMM
 
 TINY = {"img_size": 64, "embed_dim": 192, "depth": 2, "num_heads": 3, "num_classes": 7}
 VITS = {
@@ -193,7 +193,7 @@ def test_a_hub_folder_brings_heads_pooling_preprocessing_and_labels(tmp_path):
 def test_a_preprocessing_that_cannot_be_followed_is_none_rather_than_wrong():
     def described(**told):
         contents = Contents(path=Path("model"), tensors={}, config={"pretrained_cfg": told})
-        return preprocessing(contents, vitrail.create("Ti/16", depth=1).architecture)
+        return TIMM.preprocessing(contents, vitrail.create("Ti/16", depth=1).architecture)
 
     assert described(crop_pct=1.0, crop_mode="squash").short_side == 0
     assert described(crop_pct=0.875).short_side == 256
@@ -208,7 +208,7 @@ def test_which_of_timms_models_have_the_tanh_gelu_is_known():
             block = timm.create_model(name).blocks[0]
         contents = Contents(path=Path("model"), tensors={}, config={"architecture": name})
         tanh = getattr(block.mlp.act, "approximate", None) == "tanh" or "Tanh" in str(block.mlp.act)
-        assert exceptions(contents) == ({"gelu": "tanh"} if tanh else {}), name
+        assert TIMM.exceptions(contents) == ({"gelu": "tanh"} if tanh else {}), name
 
 
 def test_a_checkpoint_gives_timms_logits_on_photographs(checkpoint, scenes):
@@ -246,12 +246,12 @@ def read(monkeypatch):
     """A model of timm as Vitrail describes it, from its shapes alone: as a bare file, or as a
     folder whose config.json is given."""
 
-    def read(name: str, **config) -> loading.Checkpoint:
+    def read(name: str, **config) -> load.Checkpoint:
         with torch.device("meta"):
             tensors = dict(timm.create_model(name).state_dict())
         contents = Contents(path=Path("model"), tensors=tensors, config=config)
-        monkeypatch.setattr(files, "read", lambda path: contents)
-        return loading.read(contents.path)
+        monkeypatch.setattr(load, "read", lambda path: contents)
+        return load.read_checkpoint(contents.path)
 
     return read
 

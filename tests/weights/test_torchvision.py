@@ -8,8 +8,8 @@ import torchvision
 
 import vitrail
 from tests.models import attentive, noisy, small
-from vitrail.weights import files, loading
-from vitrail.weights.files import Contents
+from vitrail.weights import load
+from vitrail.weights.read import Contents
 
 
 def theirs_vit(**options) -> torchvision.models.VisionTransformer:
@@ -96,8 +96,8 @@ def test_a_shape_that_only_swag_has_is_prepared_as_swag(monkeypatch):
     with torch.device("meta"):
         tensors = torchvision.models.vit_b_16(image_size=384).state_dict()
     contents = Contents(path=Path("renamed.pth"), tensors=dict(tensors))
-    monkeypatch.setattr(files, "read", lambda path: contents)
-    pre = loading.read(contents.path).preprocessing
+    monkeypatch.setattr(load, "read", lambda path: contents)
+    pre = load.read_checkpoint(contents.path).preprocessing
     assert (pre.size, pre.short_side, pre.interpolation) == ((384, 384), 384, "bicubic")
 
 

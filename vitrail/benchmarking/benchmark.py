@@ -23,8 +23,8 @@ from vitrail.devices import Devices, devices, peak_memory, reset_peak
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
 from vitrail.model.variants import describe, name
-from vitrail.weights.listing import count
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
+from vitrail.weights.published import count
 
 GIB = 1 << 30
 FALLBACK = 8.0

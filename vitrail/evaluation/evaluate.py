@@ -17,7 +17,7 @@ from vitrail.evaluation.parts import part_of
 from vitrail.files import cache
 from vitrail.model import Classifier
 from vitrail.settings import load as load_config
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 from vitrail.weights.published import BUILTIN
 
 

@@ -23,7 +23,7 @@ from vitrail.evaluation.features import Features, extract, kept_features
 from vitrail.evaluation.parts import part_of
 from vitrail.files import cache
 from vitrail.model import Classifier
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 
 RIDGE = 1024.0
 BIAS = 100.0

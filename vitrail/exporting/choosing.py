@@ -7,7 +7,7 @@ from vitrail.errors import VitrailError
 from vitrail.exporting.export import Parity
 from vitrail.exporting.export import export as export_graph
 from vitrail.exporting.hub import export_hub
-from vitrail.weights.converting import Parity as Conversion
+from vitrail.weights.convert import Parity as Conversion
 
 FOR_GRAPHS = {"int8": False, "data": "", "dynamic_size": False, "preprocessing": "inside"}
 

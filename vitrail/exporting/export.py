@@ -34,7 +34,7 @@ from vitrail.exporting.graphs import (
 from vitrail.exporting.quantising import quantise
 from vitrail.files import write_json
 from vitrail.model import Classifier
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 
 TOLERANCE = 1e-4
 """Largest difference in logits that rounding explains, as long as they are 10 at most."""

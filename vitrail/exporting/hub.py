@@ -13,8 +13,8 @@ from vitrail.model import Architecture
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.runs import is_run, run_of
-from vitrail.weights.converting import Parity, convert
-from vitrail.weights.loading import load, resolve
+from vitrail.weights.convert import Parity, convert
+from vitrail.weights.load import load, resolve
 
 Library = Literal["timm", "transformers"]
 FILES = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]

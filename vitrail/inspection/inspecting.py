@@ -13,8 +13,8 @@ from vitrail.inspection.drawing import draw, draw_model
 from vitrail.inspection.looking import Distances, Inspector, Look, Picture, inspector, rounded
 from vitrail.inspection.structure import Similarity, filters
 from vitrail.model import Classifier
-from vitrail.model.checks import as_size
-from vitrail.weights.loading import load
+from vitrail.model.classifier import as_size
+from vitrail.weights.load import load
 
 OWN = {"model", "filters", "positions", "attention-distance"}
 """Names of files that are the model's."""

@@ -18,7 +18,7 @@ from vitrail.inspection.recording import Recording, final_grid, is_plain, record
 from vitrail.inspection.structure import Similarity, similarity
 from vitrail.model import Classifier
 from vitrail.model.variants import name as variant_name
-from vitrail.weights.loading import fitted
+from vitrail.weights.load import fitted
 
 Picture = str | Path | Image.Image | np.ndarray
 SHOWN_LAYERS = 4

@@ -15,10 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.model import Classifier
-from vitrail.model.attention import Attention, AxialAttention
-from vitrail.model.heads import AttentionPool
 from vitrail.model.positions import Grid
-from vitrail.model.vit import ViT, grid_for
+from vitrail.model.vit import Attention, AttentionPool, AxialAttention, ViT, grid_for
 
 MOST_NUMBERS = 16_000_000
 """Attention weights that are in memory at once, as far as single rows allow it."""

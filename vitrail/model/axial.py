@@ -13,10 +13,9 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.model.attention import ALL, whole_grid
-from vitrail.model.checks import check_fields
-from vitrail.model.classifier import Classifier, zero_head
+from vitrail.model.classifier import Classifier, check_fields, zero_head
 from vitrail.model.positions import resize_line
+from vitrail.model.vit import ALL, whole_grid
 
 GROUPS = 8
 
@@ -60,15 +59,15 @@ class LineAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c y x"]:
         lines = "(b y) c x" if self.axis == "row" else "(b x) c y"
-        q, k, v, rq, rk, rv = self.terms(rearrange(x, f"b c y x -> {lines}"))
-        weights = self.line_weights(q, k, rq, rk)
+        q, k, v, rq, rk, rv = self._terms(rearrange(x, f"b c y x -> {lines}"))
+        weights = self._line_weights(q, k, rq, rk)
         content = torch.einsum("b g i j, b g c j -> b g c i", weights, v)
         place = torch.einsum("b g i j, i j c -> b g c i", weights, rv)
         y = self.output_norm(torch.stack([content, place], 3).flatten(1, 3))
         y = y.unflatten(1, (-1, 2)).sum(2)
         return rearrange(y, f"{lines} -> b c y x", b=x.shape[0])
 
-    def terms(self, lines: Float[Tensor, "l c m"]) -> tuple[Tensor, ...]:
+    def _terms(self, lines: Float[Tensor, "l c m"]) -> tuple[Tensor, ...]:
         """Query, key and value (l, g, c, m), and their embeddings by pair of places (m, m, c)."""
         qkv = self.qkv_norm(self.qkv(lines)).unflatten(1, (GROUPS, -1))
         sizes = [self.key, self.key, self.value]
@@ -77,8 +76,8 @@ class LineAttention(nn.Module):
         pairs = resize_line(self.offsets, 2 * m - 1)[place[:, None] - place[None, :] + m - 1]
         return (*qkv.split(sizes, 2), *pairs.split(sizes, -1))
 
-    def line_weights(self, q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
-        """Softmax over the sum of three normalised terms: content, query offset, key offset."""
+    def _line_weights(self, q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
+        """Softmax over the sum of three normalized terms: content, query offset, key offset."""
         content = torch.einsum("b g c i, b g c j -> b g i j", q, k)
         query = torch.einsum("b g c i, i j c -> b g i j", q, rq)
         key = torch.einsum("b g c j, j i c -> b g i j", k, rk)  # the offset as the key sees it
@@ -86,15 +85,15 @@ class LineAttention(nn.Module):
         return logits.unflatten(1, (3, GROUPS)).sum(1).softmax(-1)
 
     def weights(self, x: Float[Tensor, "b c y x"], rows: slice = ALL) -> Float[Tensor, "b h r n"]:
-        """Who looks at whom among all places of the map: zero off the line."""
+        """Attention weights among all places of the map: zero off the line."""
         lines = "(b y) c x" if self.axis == "row" else "(b x) c y"
-        q, k, _, rq, rk, _ = self.terms(rearrange(x, f"b c y x -> {lines}"))
-        weights = self.line_weights(q, k, rq, rk)
+        q, k, _, rq, rk, _ = self._terms(rearrange(x, f"b c y x -> {lines}"))
+        weights = self._line_weights(q, k, rq, rk)
         weights = rearrange(weights, "(b l) g i j -> b l g i j", b=x.shape[0])
         return whole_grid(weights, self.axis, rows)
 
 
-class AxialUnit(nn.Module):
+class _AxialUnit(nn.Module):
     """Bottleneck of expansion 2: columns, then rows; the stride is a mean after both."""
 
     def __init__(self, inputs: int, middle: int, span: tuple[int, int], stride: int) -> None:
@@ -142,7 +141,7 @@ class AxialResNet(Classifier):
             units = []
             for unit in range(count):
                 stride = 2 if stage and not unit else 1
-                units.append(AxialUnit(channels, middle, span, stride))
+                units.append(_AxialUnit(channels, middle, span, stride))
                 span = (-(-span[0] // stride), -(-span[1] // stride))
                 channels = 2 * middle
             self.stages.append(nn.Sequential(*units))

@@ -1,4 +1,4 @@
-"""The classic ResNet with batch norm: torchvision's own, behind the family's interface."""
+"""The classic ResNet with batch norm: torchvision's own, behind the common interface."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import resnet
 
-from vitrail.model.checks import check_fields
-from vitrail.model.classifier import Classifier, zero_head
+from vitrail.model.classifier import Classifier, check_fields, zero_head
 
 Depth = Literal[18, 34, 50, 101, 152]
 
@@ -29,7 +28,7 @@ class ClassicArchitecture:
 
 
 class ClassicResNet(Classifier):
-    """ResNet-v1.5 (He et al. 2015) as torchvision builds and initialises it, with a zero head."""
+    """ResNet-v1.5 (He et al. 2015) as torchvision builds and initializes it, with a zero head."""
 
     def __init__(self, architecture: ClassicArchitecture) -> None:
         super().__init__()

@@ -1,10 +1,12 @@
-"""The small interface that every model of the family answers to."""
+"""What all models share: the interface, the head, and the check of an architecture's fields."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +24,7 @@ class Classifier(nn.Module):
     """An image classifier: `model(images)` gives logits, the other methods what lies before them.
 
     Axes, in every shape of the project: b batch · n tokens · d width · h heads · k width of one
-    head · c colour · y x rows, columns · p patch side.
+    head · c color · y x rows, columns · p patch side.
     """
 
     architecture: Any
@@ -37,7 +39,7 @@ class Classifier(nn.Module):
     labels: tuple[str, ...] = ()
     """Names of the classes, where they are known."""
     preprocess: Callable[[Any], Float[Tensor, "c y x"]] | None = None
-    """From a picture to the tensor this model was trained on; `vitrail.load` sets it."""
+    """From an image to the tensor this model was trained on; `vitrail.load` sets it."""
     activation: Activation = "softmax"
     """What it was trained with."""
     learnt_from: Mapping[str, Any] = MappingProxyType({})
@@ -62,9 +64,9 @@ class Classifier(nn.Module):
         return tokens.mean(1)
 
     def attention_layers(self) -> list[nn.Module]:
-        """Modules whose `weights(x)` says who looks at whom, from input to output.
+        """Modules whose `weights(x)` are the attention weights, from input to output.
 
-        `weights(x, rows)` builds some of the rows alone.
+        `weights(x, rows)` builds only some of the rows.
         """
         return []
 
@@ -84,10 +86,10 @@ class Classifier(nn.Module):
         for name in names:
             if name not in modules:
                 raise VitrailError(f"no module named '{name}'{did_you_mean(name, modules)}")
-        found: dict[str, Tensor] = {}
+        outputs: dict[str, Tensor] = {}
 
         def keep(name: str) -> Callable[..., None]:
-            return lambda _module, _inputs, output: found.__setitem__(name, output)
+            return lambda _module, _inputs, output: outputs.__setitem__(name, output)
 
         hooks = [modules[name].register_forward_hook(keep(name)) for name in names]
         try:
@@ -96,9 +98,9 @@ class Classifier(nn.Module):
             for hook in hooks:
                 hook.remove()
         for name in names:
-            if name not in found:
+            if name not in outputs:
                 raise VitrailError(f"'{name}' has no output of its own; name one of its parts")
-        return {name: found[name] for name in names}
+        return {name: outputs[name] for name in names}
 
     def attention(
         self, images: Float[Tensor, "b c y x"], layers: Iterable[int] | None = None
@@ -106,16 +108,16 @@ class Classifier(nn.Module):
         """Attention weights of the chosen layers (all of them by default; -1 is the last).
 
         `forward` never builds these matrices: each is computed from its layer's recorded input,
-        so the fused kernels stay on and only what is asked for takes memory.
+        so the fused kernels stay on and only what is requested takes memory.
         """
         modules = self.attention_layers()
         if not modules:
             raise VitrailError(f"{type(self).__name__} has no attention layers")
         chosen = range(len(modules)) if layers is None else layers
-        found: dict[int, Tensor] = {}
+        weights: dict[int, Tensor] = {}
 
         def keep(layer: int) -> Callable[..., None]:
-            return lambda module, inputs: found.__setitem__(layer, module.weights(*inputs))
+            return lambda module, inputs: weights.__setitem__(layer, module.weights(*inputs))
 
         hooks = []
         try:
@@ -127,10 +129,10 @@ class Classifier(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        return weights
 
     def replace_head(self, classes: int, bias: float = 0.0) -> None:
-        """A zero-initialised linear head in place of the old one, as the paper fine-tunes."""
+        """A zero-initialized linear head in place of the old one, as the paper fine-tunes."""
         self.architecture = replace(self.architecture, classes=classes, head_bias=bias)
         head = zero_head(self.feature_width, classes, bias)
         self.head = None if head is None else head.to(next(self.parameters()))
@@ -142,7 +144,7 @@ class Classifier(nn.Module):
 
     @torch.inference_mode()
     def predict(self, image: Any, top: int = 5) -> list[tuple[str, float]]:
-        """The most likely classes of one picture with their probabilities, best first."""
+        """The most likely classes of one image with their probabilities, best first."""
         if self.preprocess is None:
             raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
         if self.head is None:
@@ -187,3 +189,87 @@ def zero_head(features: int, classes: int, bias: float = 0.0) -> nn.Linear | Non
     nn.init.zeros_(head.weight)
     nn.init.constant_(head.bias, bias)
     return head
+
+
+# A unit normal cut at ±2σ has this standard deviation: JAX divides by it, so that the draw has the
+# requested variance. torch's trunc_normal_ does not, and cuts at absolute values ±2.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+def lecun_normal(weight: Tensor) -> None:
+    """Truncated normal of variance 1 / fan-in: flax's default for dense layers and convolutions."""
+    std = (1 / weight[0].numel()) ** 0.5 / _TRUNCATED_STD
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+_MAY_BE_ZERO = {"classes", "registers", "hidden", "head_width"}
+_RATES = {"dropout", "embedding_dropout", "drop_path"}
+# Far above every model there is; a file's header may name any number, and each is built in turn.
+_MAX = {"depth": 1000, "units": 1000, "classes": 10_000_000}
+_MAX_COUNT = 1_000_000
+_MAX_SIDE = 16_384
+_MAX_STAGES = 16
+
+
+def check_fields(architecture: Any) -> None:
+    """Raise an error that names the first field whose value does not fit its type and name."""
+    for name, hint in _hints(type(architecture)).items():
+        value = getattr(architecture, name)
+        if value is None and type(None) in get_args(hint):
+            continue
+        if expected := _mismatch(name, hint, value):
+            raise VitrailError(f"{name} = {value!r}: expected {expected}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    types = get_type_hints(kind)
+    return {field.name: types[field.name] for field in fields(kind)}
+
+
+def _mismatch(name: str, hint: Any, value: Any) -> str:
+    """What was expected of a value; empty where it fits."""
+    if get_origin(hint) is Literal:
+        return "" if value in get_args(hint) else f"one of {', '.join(map(str, get_args(hint)))}"
+    if hint is int:
+        least, most = 0 if name in _MAY_BE_ZERO else 1, _MAX.get(name, _MAX_COUNT)
+        fits = is_count(value) and least <= value <= most
+        return "" if fits else f"a whole number from {least} to {most}"
+    if name in ("size", "patch"):
+        sides = (value, value) if name == "patch" and is_count(value) else value
+        fits = _are_counts(sides) and len(sides) == 2 and max(sides) <= _MAX_SIDE
+        return "" if fits else f"pixels, as 224 or (224, 320), up to {_MAX_SIDE}"
+    if name in ("units", "backbone"):
+        few = _are_counts(value) and len(value) <= _MAX_STAGES
+        few = few and max(value, default=0) <= _MAX["units"]
+        return "" if few and (value or name == "backbone") else "the units of each stage"
+    return _number_mismatch(name, hint, value)
+
+
+def _number_mismatch(name: str, hint: Any, value: Any) -> str:
+    if hint is bool:
+        return "" if isinstance(value, bool) else "True or False"
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        return "a number"
+    if name in _RATES:
+        return "" if 0 <= value <= 1 else "a rate between 0 and 1"
+    if name in ("eps", "width"):
+        return "" if 0 < value <= _MAX_COUNT else "a number above zero"
+    return ""
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a whole number; Python's True is an int, too."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, tuple) and all(is_count(value) and value > 0 for value in values)
+
+
+def as_size(size: Any) -> tuple[int, int]:
+    """Rows and columns, from a side in pixels or from both."""
+    sides = (size, size) if is_count(size) else tuple(size) if isinstance(size, list) else size
+    if expected := _mismatch("size", tuple[int, int], sides):
+        raise VitrailError(f"size = {size!r}: expected {expected}")
+    return sides

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 Interpolation = Literal["google", "timm", "huggingface", "torchvision"]
 Grid = tuple[int, int]
 
-# google: scipy.ndimage.zoom(order=1), which is bilinear between the centres of the corner patches.
+# google: scipy.ndimage.zoom(order=1), which is bilinear between the centers of the corner patches.
 # timm: what it does with state dicts and at run time (its .npz loader is bilinear instead).
-METHODS: dict[Interpolation, dict[str, Any]] = {
+_METHODS: dict[Interpolation, dict[str, Any]] = {
     "google": {"mode": "bilinear", "align_corners": True},
     "timm": {"mode": "bicubic", "align_corners": False, "antialias": True},
     "huggingface": {"mode": "bicubic", "align_corners": False},
@@ -33,7 +33,7 @@ def resize_grid(
     grid = rearrange(table, "1 (y x) d -> 1 d y x", y=old[0])
     # float32 at least: bicubic weights in half precision would be noise.
     precise = torch.promote_types(grid.dtype, torch.float32)
-    resized = F.interpolate(grid.to(precise), size=new, **METHODS[method])
+    resized = F.interpolate(grid.to(precise), size=new, **_METHODS[method])
     return rearrange(resized.to(grid.dtype), "1 d y x -> 1 (y x) d")
 
 
@@ -94,7 +94,7 @@ class LearnedPositions(Positions):
         return resize_grid(self.table, self.grid, grid, self.interpolation)
 
 
-class FactorisedPositions(Positions):
+class FactorizedPositions(Positions):
     """Learned 2-D: a vector of half the width per row, one per column, side by side."""
 
     def __init__(self, grid: Grid, width: int, *, prefix: int) -> None:

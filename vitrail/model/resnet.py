@@ -1,20 +1,21 @@
-"""ResNet (BiT), the paper's convolutional baseline (Kolesnikov et al. 2019).
+"""The paper's two ResNets: BiT, the convolutional baseline, and the stem of the hybrids.
 
-Pre-activation ResNet-v2 with GroupNorm and weight-standardised convolutions; the width factor
-multiplies every channel.
+BiT (Kolesnikov et al. 2019) is a pre-activation ResNet-v2 with GroupNorm and weight-standardized
+convolutions. The hybrids' ResNet is another one: post-activation (v1), with every detail of the
+code that made the published files, such as TensorFlow's SAME padding (uneven for even sizes),
+std + 1e-5 in the standardization and epsilon 1e-6 in the norms.
 """
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.model.checks import check_fields
-from vitrail.model.classifier import Classifier, zero_head
-from vitrail.model.initialisation import lecun_normal
+from vitrail.model.classifier import Classifier, check_fields, lecun_normal, zero_head
 
-GROUPS = 32
+_GROUPS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +49,17 @@ class StandardisedConv(nn.Conv2d):
         return F.layer_norm(self.weight, self.weight.shape[1:], eps=1e-10)
 
 
-class PreActivationUnit(nn.Module):
+class _PreActivationUnit(nn.Module):
     """Norm and ReLU come before each convolution; the shortcut is projected from behind them."""
 
     def __init__(self, inputs: int, middle: int, stride: int) -> None:
         super().__init__()
         outputs = 4 * middle
-        self.norm1 = nn.GroupNorm(GROUPS, inputs)
+        self.norm1 = nn.GroupNorm(_GROUPS, inputs)
         self.conv1 = StandardisedConv(inputs, middle, 1)
-        self.norm2 = nn.GroupNorm(GROUPS, middle)
+        self.norm2 = nn.GroupNorm(_GROUPS, middle)
         self.conv2 = StandardisedConv(middle, middle, 3, stride)
-        self.norm3 = nn.GroupNorm(GROUPS, middle)
+        self.norm3 = nn.GroupNorm(_GROUPS, middle)
         self.conv3 = StandardisedConv(middle, outputs, 1)
         self.projection = None
         if stride != 1 or inputs != outputs:
@@ -74,7 +75,7 @@ class PreActivationUnit(nn.Module):
 
 
 class ResNet(Classifier):
-    """Root, four stages, a last norm, the mean over the map, a linear head."""
+    """BiT: root, four stages, a last norm, the mean over the map, a linear head."""
 
     def __init__(self, architecture: ResNetArchitecture) -> None:
         super().__init__()
@@ -83,14 +84,9 @@ class ResNet(Classifier):
         self.root = StandardisedConv(a.channels, channels, 7, stride=2)
         self.stages = nn.ModuleList()
         for stage, units in enumerate(a.units):
-            middle = 64 * a.width * 2**stage
-            layers = []
-            for unit in range(units):
-                stride = 2 if stage and not unit else 1
-                layers.append(PreActivationUnit(channels, middle, stride))
-                channels = 4 * middle
-            self.stages.append(nn.Sequential(*layers))
-        self.norm = nn.GroupNorm(GROUPS, channels)
+            self.stages.append(_stage(_PreActivationUnit, channels, stage, units, a.width))
+            channels = 256 * a.width * 2**stage
+        self.norm = nn.GroupNorm(_GROUPS, channels)
         self.feature_width = channels
         self.head = zero_head(channels, a.classes, a.head_bias)
 
@@ -101,3 +97,92 @@ class ResNet(Classifier):
         for stage in self.stages:
             x = self.run(stage, x)
         return self.norm(x).relu().flatten(2).mT
+
+
+class SameConv(StandardisedConv):
+    """A standardized convolution with TensorFlow's SAME padding."""
+
+    def forward(self, input: Float[Tensor, "b c y x"]) -> Float[Tensor, "b e v u"]:  # noqa: A002
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        return F.conv2d(same_pad(input, kernel, stride), self.standardised(), None, stride)
+
+    def standardised(self) -> Tensor:
+        variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
+        return (self.weight - mean) / (variance.sqrt() + 1e-5)
+
+
+def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """Pads so that the result has ceil(side / stride) rows and columns; the odd one goes last."""
+    padding: list[int] = []
+    for side in (x.shape[-1], x.shape[-2]):
+        total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
+        padding += [total // 2, total - total // 2]
+    return F.pad(x, padding, value=value) if any(padding) else x
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    """GroupNorm with flax's epsilon."""
+    return nn.GroupNorm(_GROUPS, channels, eps=1e-6)
+
+
+class _PostActivationUnit(nn.Module):
+    """Bottleneck, stride on the 3×3; its last norm starts at zero, so that it starts as a no-op."""
+
+    def __init__(self, inputs: int, middle: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * middle
+        self.conv1, self.norm1 = SameConv(inputs, middle, 1), _norm(middle)
+        self.conv2, self.norm2 = SameConv(middle, middle, 3, stride), _norm(middle)
+        self.conv3, self.norm3 = SameConv(middle, outputs, 1), _norm(outputs)
+        nn.init.zeros_(self.norm3.weight)
+        self.projection = self.projection_norm = None
+        if stride != 1 or inputs != outputs:
+            self.projection = SameConv(inputs, outputs, 1, stride)
+            self.projection_norm = _norm(outputs)
+
+    def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b e v u"]:
+        y = self.norm1(self.conv1(x)).relu()
+        y = self.norm2(self.conv2(y)).relu()
+        y = self.norm3(self.conv3(y))
+        if self.projection is not None and self.projection_norm is not None:
+            x = self.projection_norm(self.projection(x))
+        return (x + y).relu()
+
+
+class _Root(nn.Module):
+    """The first convolution and pool: a quarter of the rows and columns."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm = SameConv(channels, 64, 7, stride=2), _norm(64)
+
+    def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d v u"]:
+        x = self.norm(self.conv(images)).relu()
+        return F.max_pool2d(same_pad(x, 3, 2, float("-inf")), 3, 2)
+
+
+class Backbone(nn.Sequential):
+    """The stem of a hybrid: the root, then one stage per entry of `units`; with none, the root
+    alone, as in R+Ti/16."""
+
+    def __init__(self, units: tuple[int, ...], channels: int = 3) -> None:
+        super().__init__()
+        self.add_module("root", _Root(channels))
+        self.channels = 64
+        for stage, count in enumerate(units):
+            layers = _stage(_PostActivationUnit, self.channels, stage, count)
+            self.add_module(f"stage{stage + 1}", layers)
+            self.channels = 256 * 2**stage
+
+
+def _stage(
+    unit: type[_PreActivationUnit | _PostActivationUnit],
+    inputs: int,
+    stage: int,
+    units: int,
+    width: int = 1,
+) -> nn.Sequential:
+    """Residual units, the first of which halves the map in all stages but stage 0."""
+    middle = 64 * width * 2**stage
+    first = unit(inputs, middle, 2 if stage else 1)
+    return nn.Sequential(first, *(unit(4 * middle, middle, 1) for _ in range(units - 1)))

@@ -13,15 +13,14 @@ from typing import Any
 
 from vitrail.errors import VitrailError, did_you_mean, one_line
 from vitrail.model.axial import AxialResNet, AxialResNetArchitecture
-from vitrail.model.checks import as_size
 from vitrail.model.classic import ClassicArchitecture, ClassicResNet
-from vitrail.model.classifier import Classifier
+from vitrail.model.classifier import Classifier, as_size
 from vitrail.model.resnet import ResNet, ResNetArchitecture
 from vitrail.model.vit import ViT, ViTArchitecture
 
 Architecture = ViTArchitecture | ResNetArchitecture | AxialResNetArchitecture | ClassicArchitecture
 
-FAMILIES: dict[str, tuple[type[Any], type[Classifier]]] = {
+_FAMILIES: dict[str, tuple[type[Any], type[Classifier]]] = {
     "vit": (ViTArchitecture, ViT),
     "resnet": (ResNetArchitecture, ResNet),
     "axial-resnet": (AxialResNetArchitecture, AxialResNet),
@@ -56,7 +55,7 @@ UNITS = {
 # The ResNet under a hybrid (depth, pixels per token) → units and patch side on its map. At 16 the
 # fourth stage's units join the third. R+Ti/16 is the root alone; its root halves twice, so that its
 # 8-cell patches are really 32 pixels apart, whatever the published name says.
-BACKBONES: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {
+_BACKBONES: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {
     ("R", 16): ((), 8),
     ("R26", 32): ((2, 2, 2, 2), 1),
     ("R50", 32): ((3, 4, 6, 3), 1),
@@ -64,7 +63,7 @@ BACKBONES: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {
 }
 
 # Units and width of the AxialResNets: 50 keeps ResNet-50's widths; 26 is the published small one.
-AXIAL_RESNETS = {26: ((1, 2, 4, 1), 0.5), 50: ((3, 4, 6, 3), 1.0)}
+_AXIAL_RESNETS = {26: ((1, 2, 4, 1), 0.5), 50: ((3, 4, 6, 3), 1.0)}
 
 NAMED = (
     *("Ti/16", "S/32", "S/16", "b/32", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14"),
@@ -80,7 +79,7 @@ NAMED = (
 def create(
     variant: str, classes: int = 1000, size: int | tuple[int, int] = 224, **options: Any
 ) -> Classifier:
-    """A new model of that name, initialised as in the reference.
+    """A new model of that name, initialized as in the reference.
 
     `size` is in pixels, one side or (rows, columns). `options` are fields of the variant's
     architecture, such as depth=8, pool="mean" or dropout=0.1.
@@ -89,18 +88,18 @@ def create(
 
 
 def build(architecture: Architecture) -> Classifier:
-    """The model that an architecture describes, newly initialised."""
-    return FAMILIES[family(architecture)][1](architecture)  # type: ignore[call-arg]
+    """The model that an architecture describes, newly initialized."""
+    return _FAMILIES[_family(architecture)][1](architecture)  # type: ignore[call-arg]
 
 
-def family(architecture: Architecture) -> str:
+def _family(architecture: Architecture) -> str:
     """The family's name, as it is written into files."""
-    return next(name for name, (kind, _) in FAMILIES.items() if isinstance(architecture, kind))
+    return next(name for name, (kind, _) in _FAMILIES.items() if isinstance(architecture, kind))
 
 
 def describe(variant: str, *, size: int | tuple[int, int] = 224, **options: Any) -> Architecture:
     """The architecture of a variant's name, with the options put in."""
-    kind, row = parse(variant)
+    kind, row = _parse(variant)
     known = [field.name for field in fields(kind)]
     for name in options:
         if name not in known:
@@ -126,22 +125,22 @@ def token_defaults(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
+def _parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
     """The kind of architecture that a name stands for, and its row of the tables."""
     if match := re.fullmatch(r"(?:(R\d*)\+|(Axial)-)?([A-Za-z0-9]+)/(\d+)", variant):
         backbone, axial, size, patch = match.groups()
-        if size in SIZES and int(patch) and (not backbone or (backbone, int(patch)) in BACKBONES):
+        if size in SIZES and int(patch) and (not backbone or (backbone, int(patch)) in _BACKBONES):
             row: dict[str, Any] = dict(
                 zip(("width", "depth", "heads", "mlp"), SIZES[size], strict=True)
             )
             row |= {"patch": int(patch), "axial": bool(axial)}
             if backbone:
-                row["backbone"], row["patch"] = BACKBONES[backbone, int(patch)]
+                row["backbone"], row["patch"] = _BACKBONES[backbone, int(patch)]
             return ViTArchitecture, row
     if (match := re.fullmatch(r"R(\d+)x(\d+)", variant)) and int(match[1]) in UNITS:
         return ResNetArchitecture, {"units": UNITS[int(match[1])], "width": int(match[2])}
-    if (match := re.fullmatch(r"Axial-R(\d+)", variant)) and int(match[1]) in AXIAL_RESNETS:
-        units, width = AXIAL_RESNETS[int(match[1])]
+    if (match := re.fullmatch(r"Axial-R(\d+)", variant)) and int(match[1]) in _AXIAL_RESNETS:
+        units, width = _AXIAL_RESNETS[int(match[1])]
         return AxialResNetArchitecture, {"units": units, "width": width}
     if match := re.fullmatch(r"ResNet(18|34|50|101|152)", variant):
         return ClassicArchitecture, {"depth": int(match[1])}
@@ -154,18 +153,18 @@ def name(architecture: Architecture) -> str:
     if isinstance(architecture, ClassicArchitecture):
         return f"ResNet{architecture.depth}"
     if isinstance(architecture, ViTArchitecture):
-        return vit_name(architecture)
+        return _vit_name(architecture)
     if isinstance(architecture, AxialResNetArchitecture):
         row = (architecture.units, architecture.width)
         named = next(
-            (f"Axial-R{depth}" for depth, known in AXIAL_RESNETS.items() if known == row), ""
+            (f"Axial-R{depth}" for depth, known in _AXIAL_RESNETS.items() if known == row), ""
         )
         return named or f"AxialResNet {architecture.units}x{architecture.width}"
     depth = next((depth for depth, units in UNITS.items() if units == architecture.units), None)
     return f"R{depth or list(architecture.units)}x{architecture.width}"
 
 
-def vit_name(a: ViTArchitecture) -> str:
+def _vit_name(a: ViTArchitecture) -> str:
     """`B/16`, `R50+B/16` and so on; `ViT 8x1024/32` where the table has no such row."""
     shape = (a.width, a.depth, a.heads, a.mlp)
     named = (key for key, known in SIZES.items() if known == shape and a.inner == a.width)
@@ -173,20 +172,20 @@ def vit_name(a: ViTArchitecture) -> str:
     if a.backbone is None:
         patch = a.patch if isinstance(a.patch, int) else f"{a.patch[0]}x{a.patch[1]}"
         return f"{'Axial-' if a.axial else ''}{size}/{patch}"
-    known: dict[Any, tuple[str, int]] = {row: key for key, row in BACKBONES.items()}
+    known: dict[Any, tuple[str, int]] = {row: key for key, row in _BACKBONES.items()}
     depth, pixels = known.get((a.backbone, a.patch), (f"R{list(a.backbone)}", a.stride))
     return f"{depth}+{size}/{pixels}"
 
 
 def to_dict(architecture: Architecture) -> dict[str, Any]:
     """The architecture as plain values, for a file's metadata."""
-    return {"family": family(architecture)} | asdict(architecture)
+    return {"family": _family(architecture)} | asdict(architecture)
 
 
 def from_dict(values: dict[str, Any]) -> Architecture:
     """The architecture that `to_dict` wrote; a stranger's file may hold anything, so be strict."""
     values = dict(values)
-    kind = FAMILIES.get(values.pop("family", ""), (None, None))[0]
+    kind = _FAMILIES.get(values.pop("family", ""), (None, None))[0]
     if kind is None or not set(values) <= {field.name for field in fields(kind)}:
         raise VitrailError("the file describes an architecture that this version does not know")
     tuples = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}

@@ -2,27 +2,26 @@
 
 An image is cut into patches, each patch becomes a token, the tokens go through a plain encoder,
 and a head reads the class token. Hybrids cut a convolutional network's feature map instead.
+
+Weights are initialized as in the reference, in JAX; torch's defaults differ in every one of them.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
 
 from vitrail.errors import VitrailError
-from vitrail.model.attention import Attention, AxialAttention
-from vitrail.model.block import MLP, Block
-from vitrail.model.checks import check_fields
-from vitrail.model.classifier import Classifier, zero_head
-from vitrail.model.heads import AttentionPool
-from vitrail.model.hybrid import Backbone
-from vitrail.model.initialisation import lecun_normal
+from vitrail.model.classifier import Classifier, check_fields, lecun_normal, zero_head
 from vitrail.model.positions import (
-    FactorisedPositions,
+    FactorizedPositions,
     Grid,
     Interpolation,
     LearnedPositions,
@@ -30,6 +29,9 @@ from vitrail.model.positions import (
     RelativePositions,
     SinCosPositions,
 )
+from vitrail.model.resnet import Backbone
+
+ALL = slice(None)
 
 
 def stride_of(backbone: tuple[int, ...] | None) -> int:
@@ -52,7 +54,7 @@ def grid_for(
 
 @dataclass(frozen=True, kw_only=True)
 class ViTArchitecture:
-    """Everything that distinguishes one Vision Transformer from another."""
+    """Everything that distinguishes one Vision Transformer from another (Table 1 and beyond)."""
 
     width: int
     depth: int
@@ -80,7 +82,7 @@ class ViTArchitecture:
     registers: int = 0
     pool: Literal["class", "mean", "attention"] = "class"
     norm_after_pool: bool = False
-    """Normalise the pooled vector instead of the tokens (timm's average pooling)."""
+    """Normalize the pooled vector instead of the tokens (timm's average pooling)."""
     hidden: int = 0
     """Width of the tanh layer before the logits, as in pre-training; zero leaves it out. `create`
     also takes True: as wide as the tokens."""
@@ -102,59 +104,50 @@ class ViTArchitecture:
         check_fields(self)
         if len(set(sides_of(self.patch))) == 1:  # one spelling for a square
             object.__setattr__(self, "patch", sides_of(self.patch)[0])
-        for wrong, message in self.contradictions():
+        for message, wrong in self._contradictions().items():
             if wrong:
                 raise VitrailError(message)
 
-    def contradictions(self) -> list[tuple[bool, str]]:
-        """What cannot be built, and what to say about it."""
-        per_patch = self.positions in ("learned", "factorised")
-        axial_positions = self.positions != "relative" and self.injection == "stem"
-        slot = self.class_token and self.positions == "learned"
-        height, width = self.size
+    def _contradictions(self) -> dict[str, bool]:
+        at_stem, learned = self.injection == "stem", self.positions == "learned"
+        divided = self.head_width == 0 or self.pool == "attention"
+        sincos = self.positions == "sincos"
         sides = dict.fromkeys(side * stride_of(self.backbone) for side in sides_of(self.patch))
         patch = "x".join(map(str, sides))
-        divided = self.head_width == 0 or self.pool == "attention"
-        return [
-            (
-                divided and self.width % self.heads != 0,
-                f"width {self.width} is not a multiple of heads {self.heads}",
+        return {
+            f"width {self.width} is not a multiple of heads {self.heads}": (
+                divided and self.width % self.heads != 0
             ),
-            (
-                min(self.grid) < 1,
-                f"images of {height}x{width} hold no patch of {patch} pixels",
+            f"images of {self.size[0]}x{self.size[1]} hold no patch of {patch} pixels": (
+                min(self.grid) < 1
             ),
-            (
-                self.backbone is not None and not isinstance(self.patch, int),
-                f"hybrids need square patches, not {patch}",
+            f"hybrids need square patches, not {patch}": (
+                self.backbone is not None and not isinstance(self.patch, int)
             ),
-            (
-                self.positions == "factorised" and self.width % 2 != 0,
-                "factorised positions need an even width",
+            "factorised positions need an even width": (
+                self.positions == "factorised" and self.width % 2 != 0
             ),
-            (
-                self.positions == "sincos" and (self.width % 4 != 0 or self.width < 8),
-                "sincos positions need a width divisible by 4, from 8 up",
+            "sincos positions need a width divisible by 4, from 8 up": (
+                sincos and (self.width % 4 != 0 or self.width < 8)
             ),
-            (
-                self.injection != "stem" and not per_patch,
-                f"{self.positions} positions are not added at every layer",
+            f"{self.positions} positions are not added at every layer": (
+                not at_stem and self.positions not in ("learned", "factorised")
             ),
-            (
-                self.pool == "class" and not self.class_token,
-                "pool='class' needs a class token; try pool='mean'",
+            "pool='class' needs a class token; try pool='mean'": (
+                self.pool == "class" and not self.class_token
             ),
-            (self.class_slot and not slot, "class_slot needs a class token and learned positions"),
-            (
-                self.axial and self.prefix > 0,
-                "axial attention has no place for tokens off the grid",
+            "class_slot needs a class token and learned positions": (
+                self.class_slot and not (self.class_token and learned)
             ),
-            (self.axial and not axial_positions, "axial attention takes its positions at the stem"),
-        ]
+            "axial attention has no place for tokens off the grid": self.axial and self.prefix > 0,
+            "axial attention takes its positions at the stem": (
+                self.axial and not (at_stem and self.positions != "relative")
+            ),
+        }
 
     @property
     def stride(self) -> int:
-        """Pixels between neighbouring tokens, where they are as many in both directions."""
+        """Pixels between neighboring tokens, where they are as many in both directions."""
         rows, columns = sides_of(self.patch)
         if rows != columns:
             raise VitrailError(f"this needs square patches; the model has {rows}x{columns}")
@@ -176,8 +169,199 @@ class ViTArchitecture:
         return int(self.class_token) + self.registers
 
 
+def _xavier_stacked(layer: nn.Linear, parts: int) -> nn.Linear:
+    """Xavier-uniform for each of the matrices stacked in one fused weight.
+
+    Drawn for the fused matrix as a whole, the bound would count all its outputs and come out too
+    small (by √2 for query, key and value).
+    """
+    for part in layer.weight.chunk(parts):
+        nn.init.xavier_uniform_(part)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _xavier(layer: nn.Linear, bias_std: float = 0.0) -> nn.Linear:
+    nn.init.xavier_uniform_(layer.weight)
+    if bias_std:
+        nn.init.normal_(layer.bias, std=bias_std)
+    else:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (appendix A, Eq. 5 to 8), optionally with relative positions.
+
+    All heads together are as wide as the tokens, unless `inner` says otherwise. `forward` uses the
+    fused kernel and never builds the weights; `weights` builds them for inspection.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        relative: RelativePositions | None = None,
+        inner: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        inner = inner or width
+        self.qkv = nn.Linear(width, 3 * inner)
+        self.out = _xavier(nn.Linear(inner, width))
+        self.relative = relative
+        _xavier_stacked(self.qkv, parts=3)
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        q, k, v = self.split(x)
+        # Relative positions go in through the mask, which the kernel adds after scaling.
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q))
+        return self.out(y.transpose(1, 2).flatten(2))
+
+    def split(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value of every head, each (b, h, n, k)."""
+        # "b n (three h k) -> three b h n k"; at batch 1, einops would cost a few percent here.
+        b, n, _ = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        return q, k, v
+
+    def _bias(self, q: Float[Tensor, "b h n k"]) -> Float[Tensor, "b h n n"] | None:
+        return None if self.relative is None else self.relative(q)
+
+    def weights(self, x: Float[Tensor, "b n d"], rows: slice = ALL) -> Float[Tensor, "b h r n"]:
+        """Attention weights: row i is how much token i takes from every token."""
+        q, k, _ = self.split(x)
+        logits = q[:, :, rows] @ k.mT / k.shape[-1] ** 0.5
+        bias = self._bias(q)
+        return (logits if bias is None else logits + bias[:, :, rows]).softmax(-1)
+
+
+class AxialAttention(Attention):
+    """Self-attention inside each row, or each column, of a grid of tokens (appendix D.6)."""
+
+    def __init__(
+        self, width: int, heads: int, axis: Literal["row", "column"], inner: int | None = None
+    ) -> None:
+        super().__init__(width, heads, inner=inner)
+        self.axis = axis
+        self._lines = "b y h x k" if axis == "row" else "b x h y k"
+
+    def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b y x d"]:
+        y = F.scaled_dot_product_attention(*self.split(x))
+        return self.out(rearrange(y, f"{self._lines} -> b y x (h k)"))
+
+    def split(self, x: Float[Tensor, "b y x d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each (b, lines, h, length of a line, k)."""
+        q, k, v = rearrange(
+            self.qkv(x), f"b y x (three h k) -> three {self._lines}", three=3, h=self.heads
+        ).unbind(0)
+        return q, k, v
+
+    def weights(self, x: Float[Tensor, "b y x d"], rows: slice = ALL) -> Float[Tensor, "b h r n"]:
+        """Attention weights among all tokens of the grid: zero off the line."""
+        q, k, _ = self.split(x)
+        lines = (q @ k.mT / k.shape[-1] ** 0.5).softmax(-1)
+        return whole_grid(lines, self.axis, rows)
+
+
+def whole_grid(
+    lines: Float[Tensor, "b l h m m"], axis: Literal["row", "column"], rows: slice = ALL
+) -> Float[Tensor, "b h r n"]:
+    """Attention inside each of l lines as rows of one matrix over all n = l·m tokens."""
+    b, count, h, m, _ = lines.shape
+    tokens = torch.arange(count * m, device=lines.device)[rows]
+    places = torch.arange(m, device=lines.device)
+    if axis == "row":
+        line, place = tokens // m, tokens % m
+        seen = line[:, None] * m + places
+    else:
+        line, place = tokens % count, tokens // count
+        seen = line[:, None] + places * count
+    full = lines.new_zeros(b, h, len(tokens), count * m)
+    weights = rearrange(lines[:, line, :, place], "r b h j -> b h r j")
+    return full.scatter(-1, seen.expand(b, h, -1, -1), weights)
+
+
+class MLP(nn.Module):
+    """Two dense layers with GELU between them, dropout after both."""
+
+    def __init__(self, width: int, hidden: int, gelu: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = _xavier(nn.Linear(width, hidden), bias_std=1e-6)
+        self.activation = nn.GELU(approximate="tanh" if gelu == "tanh" else "none")
+        self.dropout1 = nn.Dropout(dropout)
+        self.fc2 = _xavier(nn.Linear(hidden, width), bias_std=1e-6)
+        self.dropout2 = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        return self.dropout2(self.fc2(self.dropout1(self.activation(self.fc1(x)))))
+
+
+class Block(nn.Module):
+    """Pre-norm residual block (Eq. 2 and 3). LayerScale and drop path are later additions, off in
+    the paper."""
+
+    def __init__(self, a: ViTArchitecture, attention: Attention, drop_path: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(a.width, eps=a.eps)
+        self.attention = attention
+        self.dropout = nn.Dropout(a.dropout)
+        self.norm2 = nn.LayerNorm(a.width, eps=a.eps)
+        self.mlp = MLP(a.width, a.mlp, a.gelu, a.dropout)
+        self.drop_path = StochasticDepth(drop_path, mode="row") if drop_path else nn.Identity()
+        self.scale1 = self.scale2 = None
+        if a.layer_scale:
+            self.scale1 = nn.Parameter(torch.full((a.width,), a.layer_scale))
+            self.scale2 = nn.Parameter(torch.full((a.width,), a.layer_scale))
+
+    def forward(self, x: Float[Tensor, "b *n d"]) -> Float[Tensor, "b *n d"]:
+        y = self.dropout(self.attention(self.norm1(x)))
+        x = x + self.drop_path(y if self.scale1 is None else self.scale1 * y)
+        y = self.mlp(self.norm2(x))
+        return x + self.drop_path(y if self.scale2 is None else self.scale2 * y)
+
+
+class AttentionPool(nn.Module):
+    """One learned query attends to all tokens; an MLP follows, with its own residual.
+
+    The head of the published g, G and So400m models (Zhai et al. 2021).
+    """
+
+    def __init__(self, a: ViTArchitecture) -> None:
+        super().__init__()
+        self.heads = a.heads
+        self.probe = nn.Parameter(torch.empty(1, 1, a.width))
+        self.q = _xavier(nn.Linear(a.width, a.width))
+        self.kv = nn.Linear(a.width, 2 * a.width)
+        self.out = _xavier(nn.Linear(a.width, a.width))
+        self.norm = nn.LayerNorm(a.width, eps=a.eps)
+        self.mlp = MLP(a.width, a.mlp, a.gelu)
+        # Xavier-uniform, JAX counting the probe as one input and d outputs.
+        bound = math.sqrt(6 / (1 + a.width))
+        nn.init.uniform_(self.probe, -bound, bound)
+        _xavier_stacked(self.kv, parts=2)
+
+    def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b d"]:
+        q, k, v = self.split(x)
+        y = F.scaled_dot_product_attention(q.expand(x.shape[0], -1, -1, -1), k, v)
+        y = self.out(rearrange(y, "b h 1 k -> b (h k)"))
+        return y + self.mlp(self.norm(y))
+
+    def split(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The one query (1, h, 1, k), and key and value of every token, each (b, h, n, k)."""
+        q = rearrange(self.q(self.probe), "1 n (h k) -> 1 h n k", h=self.heads)
+        k, v = rearrange(self.kv(x), "b n (two h k) -> two b h n k", two=2, h=self.heads).unbind(0)
+        return q, k, v
+
+    def weights(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b h 1 n"]:
+        """How much the query takes from every token."""
+        q, k, _ = self.split(x)
+        return (q @ k.mT / k.shape[-1] ** 0.5).softmax(-1)
+
+
 class ViT(Classifier):
-    """The paper's model; every switch of `ViTArchitecture` at its default is the paper's choice."""
+    """The paper's model; every field of `ViTArchitecture` defaults to the paper's choice."""
 
     def __init__(self, architecture: ViTArchitecture) -> None:
         super().__init__()
@@ -192,26 +376,18 @@ class ViT(Classifier):
         if a.registers:
             self.registers = nn.Parameter(torch.empty(1, a.registers, a.width))
             nn.init.normal_(self.registers, std=1e-6)
-        self.positions = nn.ModuleList(positions(a))
+        self.positions = nn.ModuleList(_positions(a))
         rate = a.dropout if a.embedding_dropout is None else a.embedding_dropout
         self.dropout = nn.Dropout(rate)
-        self.blocks = nn.ModuleList(blocks(a))
+        self.blocks = nn.ModuleList(_blocks(a))
         self.norm = nn.LayerNorm(a.width, eps=a.eps)
-        self.pool = None
-        if a.pool == "attention":
-            self.pool = AttentionPool(a.width, a.heads, a.mlp, gelu=a.gelu, eps=a.eps)
+        self.pool = AttentionPool(a) if a.pool == "attention" else None
         self.hidden = nn.Linear(a.width, a.hidden) if a.hidden else None
         if self.hidden is not None:
             lecun_normal(self.hidden.weight)
             nn.init.zeros_(self.hidden.bias)
         self.feature_width = a.width
         self.head = zero_head(a.hidden or a.width, a.classes, a.head_bias)
-
-    def summary(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
-        x = self.pooled(tokens)
-        if self.architecture.norm_after_pool:
-            x = self.norm(x)
-        return x if self.hidden is None else self.hidden(x).tanh()
 
     def tokens(
         self, images: Float[Tensor, "b c y x"], corrupt: Callable[[Tensor], Tensor] | None = None
@@ -227,7 +403,7 @@ class ViT(Classifier):
     def embed(
         self, images: Float[Tensor, "b c y x"], corrupt: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Grid]:
-        """The sequence that enters the encoder (Eq. 1), and the grid its patches lie on."""
+        """The sequence that enters the encoder (Eq. 1), and the grid of its patches."""
         x = images
         if self.backbone is not None:
             x = self.run(self.backbone, x)
@@ -243,7 +419,8 @@ class ViT(Classifier):
         return self.dropout(x), grid
 
     def encode(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "b n d"]:
-        """The sequence through every block, with positions added again where that is asked for."""
+        """The sequence after every block (Eq. 2 and 3), with positions added again in some models
+        (Table 8)."""
         a = self.architecture
         if a.axial:
             x = rearrange(x, "b (y x) d -> b y x d", y=grid[0])
@@ -252,6 +429,13 @@ class ViT(Classifier):
                 x = self.positions[i if a.injection == "every" else 0](x, grid)
             x = self.run(block, x)
         return x.flatten(1, 2) if a.axial else x
+
+    def summary(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
+        """What the head reads (Eq. 4), through the hidden layer of a pre-training head."""
+        x = self.pooled(tokens)
+        if self.architecture.norm_after_pool:
+            x = self.norm(x)
+        return x if self.hidden is None else self.hidden(x).tanh()
 
     def pooled(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b d"]:
         """One vector for the whole image."""
@@ -271,45 +455,37 @@ class ViT(Classifier):
         super().replace_head(classes, bias)
 
 
-def positions(a: ViTArchitecture) -> list[Positions]:
+def _positions(a: ViTArchitecture) -> list[Positions]:
     """The modules that add positions: none, one, or one for every layer."""
-    count = a.depth if a.injection == "every" else 1
-    if a.positions == "learned":
-        return [
-            LearnedPositions(
+
+    def module() -> Positions:
+        if a.positions == "learned":
+            return LearnedPositions(
                 a.grid,
                 a.width,
                 prefix=a.prefix,
                 class_slot=a.class_slot,
                 interpolation=a.interpolation,
             )
-            for _ in range(count)
-        ]
-    kinds = {"factorised": FactorisedPositions, "sincos": SinCosPositions}
-    if a.positions not in kinds:
+        kind = FactorizedPositions if a.positions == "factorised" else SinCosPositions
+        return kind(a.grid, a.width, prefix=a.prefix)
+
+    if a.positions in ("relative", "none"):
         return []
-    return [kinds[a.positions](a.grid, a.width, prefix=a.prefix) for _ in range(count)]
+    return [module() for _ in range(a.depth if a.injection == "every" else 1)]
 
 
-def blocks(a: ViTArchitecture) -> list[Block]:
+def _blocks(a: ViTArchitecture) -> list[Block]:
     """The encoder: one block per layer, or a row block and a column block where it is axial."""
-    axes = ("row", "column") if a.axial else (None,)
     tokens = a.prefix + a.grid[0] * a.grid[1]
-
-    def block(layer: int, axis: Literal["row", "column"] | None) -> Block:
-        if axis is not None:
-            attention = AxialAttention(a.width, a.heads, axis, a.inner)
+    blocks = []
+    for layer in range(a.depth):
+        drop_path = a.drop_path * layer / max(a.depth - 1, 1)
+        if a.axial:
+            for axis in ("row", "column"):
+                attention = AxialAttention(a.width, a.heads, axis, a.inner)
+                blocks.append(Block(a, attention, drop_path))
         else:
             relative = RelativePositions(tokens, a.inner) if a.positions == "relative" else None
-            attention = Attention(a.width, a.heads, relative, a.inner)
-        return Block(
-            attention,
-            MLP(a.width, a.mlp, a.gelu, a.dropout),
-            width=a.width,
-            eps=a.eps,
-            dropout=a.dropout,
-            drop_path=a.drop_path * layer / max(a.depth - 1, 1),
-            layer_scale=a.layer_scale,
-        )
-
-    return [block(layer, axis) for layer in range(a.depth) for axis in axes]
+            blocks.append(Block(a, Attention(a.width, a.heads, relative, a.inner), drop_path))
+    return blocks

@@ -34,7 +34,7 @@ from vitrail.evaluation.classify import (
 from vitrail.evaluation.matching import ADVICE
 from vitrail.model import Classifier
 from vitrail.prediction.files import Files, find
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 
 ON_CPU, ON_ACCELERATOR = 8, 64
 """Pictures of 224 × 224 that a thread judges at a time. More gain nothing on a CPU."""

@@ -18,7 +18,7 @@ from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import replace_with
 from vitrail.prediction.files import Files, find
 from vitrail.prediction.predicting import Options, stream
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 
 Row = dict[str, Any]
 Writer = Callable[[Row], None]

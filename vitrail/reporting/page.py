@@ -28,7 +28,7 @@ from vitrail.reporting.rendering import (
     size_of,
     write_page,
 )
-from vitrail.weights.download import fetch
+from vitrail.weights.hub import fetch
 from vitrail.weights.published import BUILTIN
 
 Facts = list[tuple[str, str]]

@@ -15,7 +15,7 @@ from vitrail.inspection.recording import record
 from vitrail.model import Classifier
 from vitrail.model.variants import name as variant_name
 from vitrail.serving.maps import AttentionMap, AttentionShape, MapQuery, attention_maps
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 
 
 @dataclass(frozen=True)

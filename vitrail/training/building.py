@@ -16,12 +16,12 @@ from vitrail.data.opening import of_catalogue, same_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
-from vitrail.model.checks import as_size
+from vitrail.model.classifier import as_size
 from vitrail.model.variants import name
 from vitrail.settings import build, put, to_flat
 from vitrail.training.hyperrule import hyperrule
 from vitrail.training.loop import Length
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
 
 SHAPE = ("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial")
 """What the name of a variant says about the shape of its weights."""

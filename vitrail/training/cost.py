@@ -12,7 +12,7 @@ from vitrail.config import Config
 from vitrail.devices import Devices, energy, peak_memory, reset_peak
 from vitrail.model import Classifier
 from vitrail.runs import Run
-from vitrail.weights.listing import count
+from vitrail.weights.published import count
 
 DAY = 86_400
 

@@ -16,7 +16,7 @@ from vitrail.devices import Devices
 from vitrail.model import Classifier
 from vitrail.model.variants import name
 from vitrail.training.loop import Length
-from vitrail.weights.listing import count
+from vitrail.weights.published import count
 
 BY_CONTENT = "2:"
 """Begins a fingerprint that contents are part of."""

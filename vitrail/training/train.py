@@ -51,8 +51,8 @@ from vitrail.training.oversight import NAMED_BROKEN, Oversight, Signals
 from vitrail.training.resolve import Settings, resolve_config
 from vitrail.training.schedule import Schedule
 from vitrail.training.tracking import tracker
-from vitrail.weights.listing import count
-from vitrail.weights.loading import load, save
+from vitrail.weights.load import load, save
+from vitrail.weights.published import count
 
 BEGUN_BEFORE = (
     ", not bit-exactly: it was begun by a version that drew augmentation and masks differently"

@@ -1,4 +1,4 @@
-"""A repository of the Hugging Face hub as a folder, through huggingface_hub."""
+"""Addresses of weights to local files or folders, downloaded once and verified."""
 
 import os
 import re
@@ -6,61 +6,66 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.errors import FailureError, VitrailError
-from vitrail.files import damage_of, damaged, host_of, reason_of
-from vitrail.weights.files import WEIGHTS
+from vitrail.files import PATIENCE, Patience, damage_of, damaged, fetch_file, host_of, reason_of
+from vitrail.weights.read import WEIGHTS
+
+
+def fetch(source: str, folder: Path | None = None, patience: Patience = PATIENCE) -> Path:
+    """The file behind `https://…`, or the folder behind `hub:owner/repository[@revision]`.
+
+    `package:folder` is a folder that was installed with Vitrail: there is nothing to fetch.
+
+    What was fetched once needs no network again. Web files are stored in `cache()`, those of the
+    hub in the hub's own cache, which other programs share; `folder` replaces either.
+    """
+    if source.startswith("package:"):
+        return Path(__file__).parents[1] / source.removeprefix("package:")
+    if not source.startswith("hub:"):
+        return fetch_file(source, folder, patience)
+    parts = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
+    if not parts:
+        raise VitrailError(
+            f"cannot fetch '{source}'; expected hub:owner/repository or "
+            "hub:owner/repository@revision"
+        )
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError as error:
+        raise VitrailError(f"{source} needs the hub extra: pip install 'vitrail[hub]'") from error
+    repository = _Repository(parts[1], parts[2] or "main", folder)
+    return repository.cached() or repository.download()
 
 
 @dataclass(frozen=True)
-class Repository:
-    """One revision of a repository. A branch, once fetched, is not asked for again."""
+class _Repository:
+    """One revision of a hub repository. A branch, once fetched, is not checked for updates."""
 
     name: str
     revision: str
-    folder: Path | None
-
-    @classmethod
-    def parse(cls, source: str, folder: Path | None) -> "Repository":
-        """`hub:owner/repository`, or `hub:owner/repository@revision`."""
-        parts = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
-        if not parts:
-            raise VitrailError(
-                f"cannot fetch '{source}'; expected hub:owner/repository or "
-                "hub:owner/repository@revision"
-            )
-        try:
-            import huggingface_hub  # noqa: F401
-        except ImportError as error:
-            raise VitrailError(
-                f"{source} needs the hub extra: pip install 'vitrail[hub]'"
-            ) from error
-        return cls(parts[1], parts[2] or "main", folder)
+    cache: Path | None
 
     @property
     def endpoint(self) -> str:
         return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
-    def fetch(self) -> Path:
-        """The folder, from the cache or from the hub."""
-        return self.cached() or self.download()
-
     def cached(self) -> Path | None:
         """The folder, if it was fetched before."""
         from huggingface_hub import try_to_load_from_cache
 
-        def found(file: str) -> str | None:
+        def saved(file: str) -> str | None:
             path = try_to_load_from_cache(
-                self.name, file, cache_dir=self.folder, revision=self.revision
+                self.name, file, cache_dir=self.cache, revision=self.revision
             )
             return path if isinstance(path, str) else None
 
-        config = found("config.json")
-        return Path(config).parent if config and any(map(found, WEIGHTS)) else None
+        config = saved("config.json")
+        return Path(config).parent if config and any(map(saved, WEIGHTS)) else None
 
     def download(self) -> Path:
-        """Weights first: the configuration comes last and so vouches for a checked folder."""
-        weights = next(filter(None, map(self.file, WEIGHTS)), None)
-        self.file("preprocessor_config.json")
-        config = self.file("config.json")
+        """The folder. The config comes last, so that its presence means a verified folder."""
+        weights = next(filter(None, map(self._file, WEIGHTS)), None)
+        self._file("preprocessor_config.json")
+        config = self._file("config.json")
         if not weights or not config:
             missing = "config.json" if weights else " or ".join(WEIGHTS)
             raise VitrailError(
@@ -71,21 +76,21 @@ class Repository:
             raise FailureError(f"{self.name} changed while it was being fetched; run again")
         return config.parent
 
-    def file(self, name: str) -> Path | None:
-        """One file, checked, or nothing where the repository has none of that name."""
+    def _file(self, name: str) -> Path | None:
+        """One verified file, or None where the repository has none of that name."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
         from huggingface_hub.errors import RemoteEntryNotFoundError
 
         where = {"revision": self.revision, "endpoint": self.endpoint}
         try:
-            # Also the quickest way to learn that one is offline: the download itself insists.
+            # Also the quickest way to notice being offline: the download itself keeps trying.
             about = get_hf_file_metadata(hf_hub_url(self.name, name, **where))
-            path = Path(hf_hub_download(self.name, name, cache_dir=self.folder, **where))
+            path = Path(hf_hub_download(self.name, name, cache_dir=self.cache, **where))
         except RemoteEntryNotFoundError:
             return None
         except Exception as error:  # its transport's errors, and its transport, vary by version
-            raise self.error(name, error) from error
-        # Small files carry a git hash here, which is not that of their bytes alone.
+            raise self._error(name, error) from error
+        # Small files have a git hash here, which is not that of their bytes alone.
         sha256 = re.fullmatch(r"[0-9a-f]{64}", about.etag or "")
         if sha256 and (damage := damage_of(path, {"sha256": sha256[0]})):
             path.resolve().unlink()  # the bytes; `path` is a link to them
@@ -93,8 +98,7 @@ class Repository:
             raise damaged(name, self.name, damage)
         return path
 
-    def error(self, file: str, error: Exception) -> VitrailError:
-        """The line a user reads when the hub refuses or cannot be reached."""
+    def _error(self, file: str, error: Exception) -> VitrailError:
         from huggingface_hub import errors
 
         host = host_of(self.endpoint)

@@ -1,62 +1,143 @@
-"""Two names for one tensor, and how its numbers are laid out under each.
+"""What a checkpoint format is, and what the formats share.
 
-A format is a table of entries. An entry says which of our keys become which of theirs; `#` in ours
-stands for a number, which theirs repeats as `{0}` (the same), `{0:1}` (one more), `{0:01}` (one
-more, two digits) or `{0:-1}` (one less). The one table serves reading and writing.
+A format's table says which of our tensors become which of theirs, and how the numbers are laid out
+under each name. `#` in our key stands for a number, which theirs repeats as `{0}` (the same),
+`{0:1}` (one more), `{0:01}` (one more, two digits) or `{0:-1}` (one less). The same table serves
+reading and writing.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from einops import rearrange
 from torch import Tensor
 
-Tensors = Sequence[Tensor]
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.errors import VitrailError
+from vitrail.model.positions import Interpolation, sincos
+from vitrail.model.resnet import ResNetArchitecture
+from vitrail.model.variants import SIZES, Architecture, name
+from vitrail.model.vit import ViTArchitecture, grid_for, stride_of
+from vitrail.weights.read import Contents
+
+Size = tuple[int, int]
+Tensors = dict[str, Tensor]
+Unstated = Literal["heads", "gelu", "pool", "rotary", "antialiasing"]
+
+
+class Format:
+    """One family of checkpoints; see docs/weights.md for what distinguishes them."""
+
+    name: str
+    owner: str
+    """Whose models these are, in messages."""
+    gelu: Literal["tanh", "erf"]
+    """What a file of this family means, since the weights do not show it; so for `eps`."""
+    eps: float
+    interpolation: Interpolation
+    suffix: str
+    """The family's usual container; empty is a folder with config.json."""
+    resnet: type[Architecture] = ResNetArchitecture
+    """The ResNet that the family has besides the ViT."""
+
+    def recognize(self, contents: Contents) -> bool:
+        """Whether the names of the tensors are this family's."""
+        raise NotImplementedError
+
+    def normalize(self, tensors: Tensors) -> Tensors:
+        """Every dialect of the family under one set of names."""
+        return tensors
+
+    def unsupported(self, contents: Contents) -> str:
+        """The family of a model whose names look like this one's but which computes something
+        else; empty for our own."""
+        return ""
+
+    def unstated(self, contents: Contents) -> Collection[Unstated]:
+        """What neither the tensors nor the config say, and is assumed."""
+        return ()
+
+    def describe(self, contents: Contents, size: Size | None) -> Architecture:
+        """The architecture, from the normalized tensors and the config; `size` is what the user
+        requested, which rectangles may need."""
+        raise NotImplementedError
+
+    def table(self, a: Architecture) -> list["Entry"]:
+        """Our keys and theirs."""
+        raise NotImplementedError
+
+    def lacks(self, a: ViTArchitecture) -> dict[str, bool]:
+        """Features that the format has no place for, and whether this ViT has them."""
+        raise NotImplementedError
+
+    def refusal(self, a: Architecture) -> str:
+        """Why this format cannot hold that architecture; empty where it can."""
+        if isinstance(a, self.resnet):
+            return ""
+        if not isinstance(a, ViTArchitecture):
+            return f"{self.owner} has no {name(a)}"
+        reasons = self.lacks(a) | {
+            "axial attention": a.axial,
+            f"{a.positions} positions": a.positions in ("factorised", "relative"),
+            "positions at every layer": a.injection != "stem",
+            "patches that are not square": not isinstance(a.patch, int),
+        }
+        return "; ".join(
+            f"{self.owner} has no {what}" for what, needed in reasons.items() if needed
+        )
+
+    def adapt(self, a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
+        """The same function in terms of what the format has."""
+        return a, tensors
+
+    def file_names(self, a: Architecture, tensors: Tensors) -> Tensors:
+        """The names as files have them, where those differ from the table's."""
+        return tensors
+
+    def preprocessing(self, contents: Contents, a: Architecture) -> Preprocessing | None:
+        """How images are prepared for the model; None where it cannot be done here."""
+        raise NotImplementedError
+
+    def labels(self, contents: Contents) -> tuple[str, ...]:
+        """Names of the classes, where the config has them."""
+        return ()
+
+    def exceptions(self, contents: Contents) -> dict[str, Any]:
+        """GELU or epsilon, where they are not the family's."""
+        return {}
+
+    def sidecars(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """config.json and preprocessor_config.json of a model."""
+        return {}, {}
+
+    def numerics(self, a: Architecture) -> Architecture:
+        """The architecture with this family's GELU and epsilon, where it has any."""
+        return replace(a, gelu=self.gelu, eps=self.eps) if isinstance(a, ViTArchitecture) else a
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How their tensors become ours, and back; both are pure copies of numbers."""
+    """How their tensors become ours, and back; both only copy numbers."""
 
-    read: Callable[[Tensors], Tensors]
-    write: Callable[[Tensors], Tensors]
-
-
-class Entry(NamedTuple):
-    """Our key or keys, their key or keys, and the layout between them."""
-
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    layout: Layout
+    read: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    write: Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
-class Index(int):
-    """A number in a key, as a template wants it written."""
-
-    def __format__(self, spec: str) -> str:
-        shown = {"": self, "1": self + 1, "-1": self - 1, "01": self + 1}[spec]
-        return f"{int(shown):02d}" if spec == "01" else str(int(shown))
-
-
-def one(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Layout:
-    """A layout between one tensor and one tensor."""
+def _one(read: Callable[[Tensor], Tensor], write: Callable[[Tensor], Tensor]) -> Layout:
     return Layout(lambda t: [read(t[0])], lambda t: [write(t[0])])
 
 
-SAME = Layout(lambda t: t, lambda t: t)
-DENSE = one(lambda t: t.mT, lambda t: t.mT)
-CONV = one(lambda t: t.permute(3, 2, 0, 1), lambda t: t.permute(2, 3, 1, 0))
+_SAME = Layout(lambda t: t, lambda t: t)
+DENSE = _one(lambda t: t.mT, lambda t: t.mT)
+CONV = _one(lambda t: t.permute(3, 2, 0, 1), lambda t: t.permute(2, 3, 1, 0))
 # Their head is a 1×1 convolution, ours a linear layer.
-POINTWISE = one(lambda t: t[:, :, 0, 0], lambda t: t[:, :, None, None])
-POINTWISE_CONV = one(lambda t: t[0, 0].mT, lambda t: t.mT[None, None])
-# Their table holds the class token's position as its first row.
-SLOT = Layout(
-    lambda t: [t[0][:, :1], t[0][:, 1:]],
-    lambda t: [torch.cat(list(t), 1)],
-)
+POINTWISE = _one(lambda t: t[:, :, 0, 0], lambda t: t[:, :, None, None])
+POINTWISE_CONV = _one(lambda t: t[0, 0].mT, lambda t: t.mT[None, None])
+_SLOT = Layout(lambda t: [t[0][:, :1], t[0][:, 1:]], lambda t: [torch.cat(list(t), 1)])
 
 
 def stacked(parts: int) -> Layout:
@@ -65,7 +146,7 @@ def stacked(parts: int) -> Layout:
 
 
 def projections(heads: int, parts: int) -> Layout:
-    """JAX keeps query, key and value apart, (width, heads, head width) each."""
+    """JAX has query, key and value apart, (width, heads, head width) each."""
     return Layout(
         lambda t: [torch.cat([rearrange(x, "d h k -> (h k) d") for x in t])],
         lambda t: [rearrange(x, "(h k) d -> d h k", h=heads) for x in t[0].chunk(parts)],
@@ -82,52 +163,212 @@ def projection_biases(heads: int, parts: int) -> Layout:
 
 def merged(heads: int) -> Layout:
     """JAX's output projection takes (heads, head width)."""
-    return one(
+    return _one(
         lambda t: rearrange(t, "h k d -> d (h k)"),
         lambda t: rearrange(t, "d (h k) -> h k d", h=heads),
     )
 
 
-def entry(ours: str, theirs: str, layout: Layout = SAME) -> Entry:
+class Entry(NamedTuple):
+    """Our key or keys, their key or keys, and the layout between them."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    layout: Layout
+
+
+def entry(ours: str, theirs: str, layout: Layout = _SAME) -> Entry:
     """One tensor to one tensor."""
     return Entry((ours,), (theirs,), layout)
 
 
+def positions_with_slot(theirs: str) -> Entry:
+    """A table of positions whose first row is the class token's."""
+    return Entry(("positions.0.class_slot", "positions.0.table"), (theirs,), _SLOT)
+
+
 def torch_module(ours: str, theirs: str) -> list[Entry]:
     """Weight and bias of a module that is the same in another torch format."""
-    return [entry(f"{ours}.{name}", f"{theirs}.{name}") for name in ("weight", "bias")]
+    return [entry(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
+
+
+def bottlenecks(ours: str, theirs: str) -> list[Entry]:
+    """A residual unit of a ResNet, as timm and transformers name its parts."""
+    found = [entry(f"{ours}projection.weight", f"{theirs}downsample.conv.weight")]
+    for i in (1, 2, 3):
+        found += [entry(f"{ours}conv{i}.weight", f"{theirs}conv{i}.weight")]
+        found += torch_module(f"{ours}norm{i}", f"{theirs}norm{i}")
+    return found
+
+
+class _Index(int):
+    """A number in a key, formatted as a template wants it."""
+
+    def __format__(self, spec: str) -> str:
+        shown = {"": self, "1": self + 1, "-1": self - 1, "01": self + 1}[spec]
+        return f"{int(shown):02d}" if spec == "01" else str(int(shown))
 
 
 def match(table: Sequence[Entry], keys: Iterable[str]) -> tuple[list[Entry], list[str]]:
     """Entries with their numbers filled in for these keys; and the keys without an entry."""
     waiting = dict.fromkeys(keys)
-    found: list[Entry] = []
+    matched: list[Entry] = []
     for template in table:
         pattern = re.escape(template.ours[0]).replace(r"\#", r"(\d+)")
         for key in list(waiting):
             if not (numbers := re.fullmatch(pattern, key)):
                 continue
-            filled = [Index(number) for number in numbers.groups()]
-            ours = tuple(name.replace("#", "{}").format(*filled) for name in template.ours)
-            if all(name in waiting for name in ours):
-                theirs = tuple(name.format(*filled) for name in template.theirs)
-                found.append(Entry(ours, theirs, template.layout))
-                for name in ours:
-                    del waiting[name]
-    return found, list(waiting)
+            filled = [_Index(number) for number in numbers.groups()]
+            ours = tuple(part.replace("#", "{}").format(*filled) for part in template.ours)
+            if all(part in waiting for part in ours):
+                theirs = tuple(part.format(*filled) for part in template.theirs)
+                matched.append(Entry(ours, theirs, template.layout))
+                for part in ours:
+                    del waiting[part]
+    return matched, list(waiting)
 
 
-def to_ours(matched: Sequence[Entry], theirs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Our state dict out of theirs."""
-    ours: dict[str, Tensor] = {}
+def to_ours(matched: Sequence[Entry], theirs: Tensors) -> Tensors:
+    """Our state dict from theirs."""
+    ours: Tensors = {}
     for names, keys, layout in matched:
         ours |= zip(names, layout.read([theirs[key] for key in keys]), strict=True)
     return ours
 
 
-def to_theirs(matched: Sequence[Entry], ours: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Their state dict out of ours."""
-    theirs: dict[str, Tensor] = {}
+def to_theirs(matched: Sequence[Entry], ours: Tensors) -> Tensors:
+    """Their state dict from ours."""
+    theirs: Tensors = {}
     for names, keys, layout in matched:
-        theirs |= zip(keys, layout.write([ours[name] for name in names]), strict=True)
+        theirs |= zip(keys, layout.write([ours[key] for key in names]), strict=True)
     return theirs
+
+
+# What formats read off tensors and configs
+
+
+def length(tensors: Tensors, key: str) -> int:
+    """Rows of a tensor; zero where there is none of that name."""
+    return tensors[key].shape[0] if key in tensors else 0
+
+
+def count(tensors: Tensors, template: str) -> int:
+    """How many of `template.format(0)`, `template.format(1)`, … there are in a row."""
+    i = 0
+    while template.format(i) in tensors:
+        i += 1
+    return i
+
+
+def units_of(tensors: Tensors, template: str, start: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
+    """Residual units of each stage, from keys with a stage and a unit, counted from `start`."""
+    units: list[int] = []
+    while True:
+        stage, unit = start[0] + len(units), start[1]
+        while template.format(stage, unit) in tensors:
+            unit += 1
+        if unit == start[1]:
+            return tuple(units)
+        units.append(unit - start[1])
+
+
+def grid_of(
+    slots: int,
+    choices: tuple[int, ...],
+    patch: int,
+    backbone: tuple[int, ...] | None,
+    *,
+    stated: Size | None,
+    requested: Size | None,
+) -> tuple[Size, int]:
+    """Image size, and how many of a table's `slots` are for other tokens: one of `choices`.
+
+    The size that the file states decides. Otherwise images are taken to be square, as nearly all
+    are. Only where that fails may the requested size be the one the table was made for: usually it
+    is requested in order to change it. Choices are tried in their order.
+    """
+
+    def patches(size: Size) -> int:
+        return math.prod(grid_for(size, patch, backbone))
+
+    if stated is not None:
+        for slot in choices:
+            if slots == patches(stated) + slot:
+                return stated, slot
+    for slot in choices:
+        side = math.isqrt(max(slots - slot, 0))
+        if side * side == slots - slot:
+            pixels = side * patch * stride_of(backbone)
+            return (pixels, pixels), slot
+        if requested is not None and slots == patches(requested) + slot:
+            return requested, slot
+    raise VitrailError(
+        f"{slots} positions are no square grid; say size=(rows, columns) of the images they are for"
+    )
+
+
+def heads_of(contents: Contents, stated: Any, *, width: int, depth: int, mlp: int, key: str) -> int:
+    """The number of heads, which torch tensors do not show: from the user, the config, or the
+    table of variants."""
+    heads = contents.heads or stated
+    if heads is None:
+        known = {(row[0], row[1], row[3]): row[2] for row in reversed(SIZES.values())}
+        heads = known.get((width, depth, mlp), 0 if width % 64 else width // 64)
+    heads = int(heads)
+    if heads < 1 or width % heads:
+        raise VitrailError(
+            f"{contents.path}: cannot tell the number of heads of width {width}; say heads=… "
+            f"(convert: --heads), or put a config.json with {key} beside it"
+        )
+    return heads
+
+
+def resnet_of(
+    root: Tensor, units: tuple[int, ...], classes: int, size: Size | None
+) -> ResNetArchitecture:
+    """A BiT ResNet from its root kernel (out, in, 7, 7)."""
+    return ResNetArchitecture(
+        units=units,
+        width=root.shape[0] // 64,
+        channels=root.shape[1],
+        classes=classes,
+        size=size or (224, 224),
+    )
+
+
+# What formats lack, and how to do without
+
+
+def head_width(a: ViTArchitecture) -> dict[str, bool]:
+    """Only Google's files show that all heads together are not as wide as the tokens."""
+    return {f"heads of width {a.head_width}": a.inner != a.width}
+
+
+def beyond_class_token(a: ViTArchitecture) -> dict[str, bool]:
+    """What a format lacks that has only the plain ViT with its class token."""
+    return {
+        "hybrid": a.backbone is not None,
+        "LayerScale": a.layer_scale > 0,
+        "register tokens": a.registers > 0,
+        f"{a.pool} pooling": a.pool != "class",
+        "ViT without positions": a.positions == "none",
+    } | head_width(a)
+
+
+def with_learned_positions(a: ViTArchitecture, tensors: Tensors) -> tuple[ViTArchitecture, Tensors]:
+    """Sin-cos positions written out as a table."""
+    if a.positions != "sincos":
+        return a, tensors
+    table = sincos(a.grid, a.width, torch.device("cpu"), torch.float32)
+    return replace(a, positions="learned"), tensors | {"positions.0.table": table}
+
+
+def with_every_position(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
+    """Positions in a learned table, with a zero one for a class token that has none."""
+    if not isinstance(a, ViTArchitecture):
+        return a, tensors
+    a, tensors = with_learned_positions(a, tensors)
+    if a.class_slot or not a.class_token:
+        return a, tensors
+    slot = torch.zeros_like(tensors["class_token"])
+    return replace(a, class_slot=True), tensors | {"positions.0.class_slot": slot}

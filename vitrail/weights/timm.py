@@ -1,6 +1,7 @@
 """timm's names, for ViT, hybrids and BiT; DeiT, DeiT-III and DINOv2 have them too."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -10,193 +11,327 @@ from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
 from vitrail.model.variants import name as variant_name
 from vitrail.model.vit import ViTArchitecture
-from vitrail.weights.files import Contents
-from vitrail.weights.format import (
-    EITHER,
-    WITHOUT_SLOT,
+from vitrail.weights.layout import (
+    POINTWISE,
+    Entry,
     Format,
-    Patches,
     Size,
     Tensors,
     Unstated,
+    bottlenecks,
     count,
+    entry,
     grid_of,
+    head_width,
     heads_of,
-    heads_of_another_width,
-    refuse,
+    length,
+    positions_with_slot,
     resnet_of,
+    torch_module,
     units_of,
     with_learned_positions,
-    without_class_slot,
 )
-from vitrail.weights.layout import POINTWISE, SLOT, Entry, entry, torch_module
+from vitrail.weights.read import Contents
 
-BACKBONE = "patch_embed.backbone."
-RESNETS = {"R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"}
-"""Those that timm has a name for."""
-TANH_GELU = r"(base_patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip(_gap)?_512"
-TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
-"""Width and patch of those models, which are the only ones of their shape without a class token."""
-GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
-POOLS = {"token": "class", "avg": "mean", "map": "attention"}
-HEADS: dict[object, int] = {"vit_base_patch16_gap_224": 16, (64, 6, 192): 2}
-"""Heads by name, or by width, depth and MLP width, that neither the table nor 64 a head gives."""
-NAMED = (
+_PATCHES = "patch_embed.proj.weight"
+_BACKBONE = "patch_embed.backbone."
+_GELUS = {"gelu": "erf", "gelu_tanh": "tanh"}
+_POOLS = {"token": "class", "avg": "mean", "map": "attention"}
+
+# The BiT ResNets that timm has a name for.
+_RESNETS = {"R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"}
+
+# SigLIP models with the tanh GELU; and their width and patch, which no other models without a class
+# token have.
+_TANH_NAMES = (
+    r"(base_patch32|so400m_patch16|giantopt_patch16)_siglip|large_patch16_siglip(_gap)?_512"
+)
+_TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
+
+# Heads by name, or by width, depth and MLP width, that neither the table nor 64 a head gives.
+_HEADS: dict[object, int] = {"vit_base_patch16_gap_224": 16, (64, 6, 192): 2}
+
+# Architectures whose name determines heads and activation.
+_NAMED = (
     r"(vit|deit3?|flexivit|eva)_(tiny|wee|little|small|medium|mediumd|betwixt|base|so150m2?|large|huge|"
     r"so400m|giant|giantopt|gigantic)(_|$)|test_vit$"
 )
-"""Architectures whose name says heads and activation."""
 
-# What a model's constructor was given: what the tensors show or inference does not use, and what is
-# obeyed here. Anything else changes the result unseen.
-ARGUMENTS = {
+# Arguments of a model's constructor that the tensors show, that inference does not use, or that are
+# obeyed here. Any other changes the result unseen.
+_ARGUMENTS = {
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio"),
     *("qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token", "pos_embed"),
-    *(
-        "no_embed_class",
-        "reg_tokens",
-        "pre_norm",
-        "final_norm",
-        "fc_norm",
-        "scale_attn_norm",
-        "scale_mlp_norm",
-    ),
+    *("no_embed_class", "reg_tokens", "pre_norm", "final_norm", "fc_norm"),
+    *("scale_attn_norm", "scale_mlp_norm", "dynamic_img_size", "strict_img_size"),
     *("drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate"),
     *("drop_path_rate", "drop_block_rate", "weight_init", "fix_init", "zero_init_last"),
-    *("dynamic_img_size", "strict_img_size", "num_heads", "act_layer", "global_pool"),
+    *("num_heads", "act_layer", "global_pool"),
 }
 
 
-def recognise(contents: Contents) -> bool:
-    """A patch embedding with blocks, or ResNetV2's stages."""
-    keys = contents.tensors
-    vit = "patch_embed.proj.weight" in keys and "blocks.0.norm1.weight" in keys
-    return vit or "stages.0.blocks.0.conv1.weight" in keys
+class _Timm(Format):
+    name = "timm"
+    owner = "timm"
+    gelu = "erf"
+    eps = 1e-6
+    interpolation = "timm"
+    suffix = ".safetensors"
 
+    def recognize(self, contents: Contents) -> bool:
+        keys = contents.tensors
+        vit = _PATCHES in keys and "blocks.0.norm1.weight" in keys
+        return vit or "stages.0.blocks.0.conv1.weight" in keys
 
-def normalise(tensors: Tensors) -> Tensors:
-    """DINOv2's and DeiT-III's own files differ in a few names; a mask token is no classifier's."""
-    renamed = {"register_tokens": "reg_token"}
-    named = {renamed.get(key, key): x for key, x in tensors.items() if key != "mask_token"}
-    return {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", key): x for key, x in named.items()}
+    def normalize(self, tensors: Tensors) -> Tensors:
+        # DINOv2's and DeiT-III's own files differ in a few names; classifiers have no mask token.
+        renamed = {"register_tokens": "reg_token"}
+        named = {renamed.get(key, key): x for key, x in tensors.items() if key != "mask_token"}
+        return {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", key): x for key, x in named.items()}
 
+    def unsupported(self, contents: Contents) -> str:
+        tensors, named = contents.tensors, str(contents.config.get("architecture", ""))
+        gate, down = (tensors.get(f"blocks.0.mlp.fc{i}.weight") for i in (1, 2))
+        packed = gate is not None and down is not None and len(gate) == 2 * down.shape[1]
+        scaled = "blocks.0.gamma_1" in tensors
+        distilled = "a distilled DeiT, with a second class token and a second head"
+        signs = {
+            "a BEiT or EVA, without a bias of its keys": "blocks.0.attn.q_bias" in tensors,
+            distilled: "dist_token" in tensors,
+            "a ViT with rotary positions": (
+                "rope" in named
+                or any(key.startswith("rope.") for key in tensors)
+                or (scaled and "pos_embed" not in tensors)
+            ),
+            "a ViT with SwiGLU, as DINOv2's giant": packed
+            or any(f"blocks.0.mlp.{part}.weight" in tensors for part in ("w1", "w12", "fc1_g")),
+            "a ViT with a norm before its blocks, as CLIP": "norm_pre.weight" in tensors,
+        }
+        return next((family for family, seen in signs.items() if seen), "")
 
-def arguments(contents: Contents) -> dict[str, Any]:
-    """What config.json gives a model's constructor, or one line about what is not supported."""
-    given = dict(contents.config.get("model_args") or {})
-    # Settings that are off or empty are the defaults.
-    odd = [key for key, value in given.items() if value and key not in ARGUMENTS]
-    if odd:
-        raise VitrailError(
-            f"{contents.path}: {odd[0]} = {one_line(given[odd[0]])} in config.json's model_args is "
-            "not supported"
+    def unstated(self, contents: Contents) -> list[Unstated]:
+        tensors, config = contents.tensors, contents.config
+        if _PATCHES not in tensors:
+            return []
+        args = model_args(contents)
+        pool = supported_pool(contents, tuple(_POOLS))
+        if re.match(_NAMED, str(config.get("architecture", ""))):
+            return []
+        missing: dict[Unstated, bool] = {
+            "heads": not (args.get("num_heads") or config.get("num_heads")),
+            # Vitrail's own files say the number of heads, and the GELU where it is not timm's.
+            "gelu": not (args.get("act_layer") or config.get("num_heads")),
+            "pool": pool is None and "attn_pool.latent" not in tensors,
+            # DeiT-III's own files, and timm's with rotary besides learned positions, look the same.
+            "rotary": "blocks.0.gamma_1" in tensors,
+        }
+        return [what for what, unknown in missing.items() if unknown]
+
+    def describe(self, contents: Contents, size: Size | None) -> Architecture:
+        tensors, config = contents.tensors, contents.config
+        args = model_args(contents)
+        if _PATCHES not in tensors:
+            supported_pool(contents, ("avg",))
+            units = units_of(tensors, "stages.{0}.blocks.{1}.conv1.weight")
+            classes = length(tensors, "head.fc.weight")
+            size = size or config_size(contents)
+            return resnet_of(tensors["stem.conv.weight"], units, classes, size)
+        width, channels, patch, _ = tensors[_PATCHES].shape
+        backbone = None
+        for root in (f"{_BACKBONE}conv.weight", f"{_BACKBONE}stem.conv.weight"):
+            if root in tensors:
+                backbone = units_of(tensors, _BACKBONE + "stages.{0}.blocks.{1}.conv1.weight")
+                channels = tensors[root].shape[1]
+        shape = {
+            "width": width,
+            "depth": count(tensors, "blocks.{0}.norm1.weight"),
+            "mlp": tensors["blocks.0.mlp.fc1.weight"].shape[0],
+        }
+        known_heads = _HEADS.get(str(config.get("architecture"))) or _HEADS.get((*shape.values(),))
+        stated = args.get("num_heads") or config.get("num_heads") or known_heads
+        known: dict[str, Any] = shape | {
+            "heads": heads_of(contents, stated, **shape, key="num_heads"),
+            "patch": patch,
+            "channels": channels,
+            "backbone": backbone,
+            "classes": length(tensors, "head.weight"),
+            "hidden": length(tensors, "pre_logits.fc.bias"),
+            "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
+            "registers": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
+            "class_token": "cls_token" in tensors,
+            "norm_after_pool": "fc_norm.weight" in tensors,
+            "pool": _pool_of(contents),
+        }
+        if "pos_embed" not in tensors:
+            size = size or (224, 224)
+            return ViTArchitecture(**known, positions="none", class_slot=False, size=size)
+        size, slot = _grid(contents, patch, backbone, known["registers"], size)
+        return ViTArchitecture(**known, class_slot=slot, size=size)
+
+    def table(self, a: Architecture) -> list[Entry]:
+        if isinstance(a, ResNetArchitecture):
+            return [
+                entry("root.weight", "stem.conv.weight"),
+                *bottlenecks("stages.#.#.", "stages.{0}.blocks.{1}."),
+                *torch_module("norm", "norm"),
+                entry("head.weight", "head.fc.weight", POINTWISE),
+                entry("head.bias", "head.fc.bias"),
+            ]
+        if not isinstance(a, ViTArchitecture):
+            return []
+        block, theirs = "blocks.#.", "blocks.{0}."
+        return [
+            entry("class_token", "cls_token"),
+            entry("registers", "reg_token"),
+            positions_with_slot("pos_embed"),
+            entry("positions.0.table", "pos_embed"),
+            *torch_module("embedding", "patch_embed.proj"),
+            *_backbone_table(a),
+            *torch_module(f"{block}norm1", f"{theirs}norm1"),
+            *torch_module(f"{block}attention.qkv", f"{theirs}attn.qkv"),
+            *torch_module(f"{block}attention.out", f"{theirs}attn.proj"),
+            entry(f"{block}scale1", f"{theirs}ls1.gamma"),
+            *torch_module(f"{block}norm2", f"{theirs}norm2"),
+            *torch_module(f"{block}mlp.fc1", f"{theirs}mlp.fc1"),
+            *torch_module(f"{block}mlp.fc2", f"{theirs}mlp.fc2"),
+            entry(f"{block}scale2", f"{theirs}ls2.gamma"),
+            *torch_module("norm", "fc_norm" if a.norm_after_pool else "norm"),
+            entry("pool.probe", "attn_pool.latent"),
+            *torch_module("pool.q", "attn_pool.q"),
+            *torch_module("pool.kv", "attn_pool.kv"),
+            *torch_module("pool.out", "attn_pool.proj"),
+            *torch_module("pool.norm", "attn_pool.norm"),
+            *torch_module("pool.mlp.fc1", "attn_pool.mlp.fc1"),
+            *torch_module("pool.mlp.fc2", "attn_pool.mlp.fc2"),
+            *torch_module("hidden", "pre_logits.fc"),
+            *torch_module("head", "head"),
+        ]
+
+    def lacks(self, a: ViTArchitecture) -> dict[str, bool]:
+        return {
+            "hidden layer in the head": a.hidden > 0,
+            "attention pooling of other tokens": a.pool == "attention" and a.prefix > 0,
+        } | head_width(a)
+
+    def adapt(self, a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
+        if not isinstance(a, ViTArchitecture):
+            return a, tensors
+        a, tensors = with_learned_positions(a, tensors)
+        if a.class_slot and a.registers:
+            # Beside registers timm gives the class token no position: the sum is made beforehand.
+            tensors = dict(tensors)
+            slot = tensors.pop("positions.0.class_slot")
+            tensors["class_token"] = tensors["class_token"] + slot
+            a = replace(a, class_slot=False)
+        return a, tensors
+
+    def preprocessing(self, contents: Contents, a: Architecture) -> Preprocessing | None:
+        """What the config says, if it can be followed; without one, timm's for Google's weights."""
+        stated = contents.config.get("pretrained_cfg") or contents.config
+        classic = isinstance(a, ClassicArchitecture) and a.channels == 3
+        mean = IMAGENET_MEAN if classic else (0.5,) * a.channels
+        std = IMAGENET_STD if classic else mean
+        crop = float(stated.get("crop_pct", 0.9 if max(a.size) < 300 else 1.0))
+        interpolation = stated.get("interpolation", "bicubic")
+        squeezed = stated.get("crop_mode", "center") == "squash" and crop == 1
+        known = squeezed or stated.get("crop_mode", "center") == "center"
+        if not known or not 0 < crop <= 1 or interpolation not in ("bilinear", "bicubic"):
+            return None
+        return Preprocessing(
+            size=a.size,
+            short_side=0 if squeezed else int(min(a.size) / crop),
+            interpolation=interpolation,
+            antialias=contents.config.get("antialias", stated.get("antialias", True)),
+            mean=tuple(stated.get("mean", mean)),
+            std=tuple(stated.get("std", std)),
         )
+
+    def labels(self, contents: Contents) -> tuple[str, ...]:
+        return tuple(map(str, contents.config.get("label_names") or ()))
+
+    def exceptions(self, contents: Contents) -> dict[str, Any]:
+        """Some models have the tanh GELU: known by name, or in a bare file by their shape."""
+        stated = model_args(contents).get("act_layer")
+        if stated is not None:
+            if stated not in _GELUS:
+                raise VitrailError(
+                    f"{contents.path}: act_layer = '{one_line(stated)}' is not supported"
+                )
+            return {"gelu": _GELUS[stated]}
+        if contents.config:
+            named = str(contents.config.get("architecture", ""))
+            return {"gelu": "tanh"} if re.search(_TANH_NAMES, named) else {}
+        tensors = contents.tensors
+        if _PATCHES not in tensors or "cls_token" in tensors:
+            return {}
+        width, _, patch, _ = tensors[_PATCHES].shape
+        large = (width, patch) == (1024, 16) and tensors["pos_embed"].shape[1] == 32 * 32
+        return {"gelu": "tanh"} if large or (width, patch) in _TANH_SHAPES else {}
+
+    def sidecars(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """config.json, as timm's hub repositories have it."""
+        a, pre = model.architecture, model.preprocess
+        pretrained: dict[str, Any] = {"input_size": [a.channels, *a.size]}
+        config: dict[str, Any] = {"num_classes": a.classes, "num_features": model.feature_width}
+        config["pretrained_cfg"] = pretrained
+        if isinstance(a, ViTArchitecture):
+            config |= {"global_pool": _pool_name(a), "num_heads": a.heads}
+        if pre is not None:
+            side = min(pre.size)
+            # timm rounds size / share down, so aim between two pixels.
+            cropped = pre.short_side not in (0, side)
+            pretrained |= {
+                "crop_pct": side / (pre.short_side + 0.5) if cropped else 1.0,
+                "crop_mode": "center" if pre.short_side else "squash",
+                "interpolation": pre.interpolation,
+                "mean": list(pre.mean),
+                "std": list(pre.std),
+            }
+            if not pre.antialias:
+                config["antialias"] = False  # timm refuses what it does not know in there
+        known, arguments = _constructor(a)
+        if model.origin == self.name and isinstance(a, ViTArchitecture) and a.gelu == "tanh":
+            arguments["act_layer"] = "gelu_tanh"
+        config |= {"architecture": known} if known else {}
+        config |= {"model_args": arguments} if arguments else {}
+        if model.labels:
+            config["label_names"] = list(model.labels)
+        return config, {}
+
+
+TIMM = _Timm()
+
+
+def model_args(contents: Contents) -> dict[str, Any]:
+    """What config.json gives a model's constructor; an error names what is not supported."""
+    given = dict(contents.config.get("model_args") or {})
+    for key, value in given.items():
+        if value and key not in _ARGUMENTS:  # settings that are off or empty are the defaults
+            raise VitrailError(
+                f"{contents.path}: {key} = {one_line(value)} in config.json's model_args is not "
+                "supported"
+            )
     return given
 
 
-def stranger(contents: Contents) -> str:
-    """Models that share names with the plain ViT but compute something else."""
-    tensors, named = contents.tensors, str(contents.config.get("architecture", ""))
-    gate, down = (tensors.get(f"blocks.0.mlp.fc{i}.weight") for i in (1, 2))
-    packed = gate is not None and down is not None and len(gate) == 2 * down.shape[1]
-    scaled = "blocks.0.gamma_1" in tensors
-    signs = {
-        "a BEiT or EVA, without a bias of its keys": "blocks.0.attn.q_bias" in tensors,
-        "a distilled DeiT, with a second class token and a second head": "dist_token" in tensors,
-        "a ViT with rotary positions": (
-            "rope" in named
-            or any(key.startswith("rope.") for key in tensors)
-            or (scaled and "pos_embed" not in tensors)
-        ),
-        "a ViT with SwiGLU, as DINOv2's giant": packed
-        or any(f"blocks.0.mlp.{part}.weight" in tensors for part in ("w1", "w12", "fc1_g")),
-        "a ViT with a norm before its blocks, as CLIP": "norm_pre.weight" in tensors,
-    }
-    return next((family for family, seen in signs.items() if seen), "")
+def supported_pool(contents: Contents, known: tuple[str, ...]) -> str | None:
+    """The config's global_pool, if there is one; an error unless it is one of `known`."""
+    pool = model_args(contents).get("global_pool", contents.config.get("global_pool"))
+    if pool not in (None, *known):
+        raise VitrailError(f"{contents.path}: global_pool = '{one_line(pool)}' is not supported")
+    return pool
 
 
-def unstated(contents: Contents) -> list[Unstated]:
-    """What a file without config.json leaves open, or one whose architecture is not known."""
-    config = contents.config
-    if "patch_embed.proj.weight" not in contents.tensors:
-        return []
-    named = re.match(NAMED, str(config.get("architecture", "")))
-    said = arguments(contents)
-    heads = named or said.get("num_heads") or config.get("num_heads")
-    gelu = named or said.get("act_layer") or config.get("num_heads")
-    missing: dict[Unstated, bool] = {
-        "heads": not heads,
-        "gelu": not gelu,
-        "pool": not named
-        and refuse_pool(contents, tuple(POOLS)) is None
-        and "attn_pool.latent" not in contents.tensors,
-        # DeiT-III's own files, and timm's with rotary besides learned positions, look the same.
-        "rotary": not named and "blocks.0.gamma_1" in contents.tensors,
-    }
-    return [what for what, open_ in missing.items() if open_]
+def config_size(contents: Contents) -> Size | None:
+    """The image size that the config states, which matters for rectangles."""
+    stated = (contents.config.get("pretrained_cfg") or contents.config).get("input_size")
+    return None if stated is None else (stated[-2], stated[-1])
 
 
-def describe(contents: Contents, size: Size | None) -> Architecture:
-    """The architecture; the number of heads is in the config or taken from the table."""
-    tensors = contents.tensors
-    said = arguments(contents)
-    if "patch_embed.proj.weight" not in tensors:
-        refuse_pool(contents, ("avg",))
-        units = units_of(tensors, "stages.{0}.blocks.{1}.conv1.weight")
-        root, head = tensors["stem.conv.weight"], tensors.get("head.fc.weight")
-        return resnet_of(root, units, head, size or told_size(contents))
-    width, channels, patch, _ = tensors["patch_embed.proj.weight"].shape
-    backbone = None
-    if roots := [
-        key for key in (f"{BACKBONE}stem.conv.weight", f"{BACKBONE}conv.weight") if key in tensors
-    ]:
-        backbone = units_of(tensors, BACKBONE + "stages.{0}.blocks.{1}.conv1.weight")
-        channels = tensors[roots[0]].shape[1]
-    config = contents.config
-    shape = {
-        "width": width,
-        "depth": count(tensors, "blocks.{0}.norm1.weight"),
-        "mlp": tensors["blocks.0.mlp.fc1.weight"].shape[0],
-    }
-    known_heads = HEADS.get(str(config.get("architecture"))) or HEADS.get((*shape.values(),))
-    stated = said.get("num_heads") or config.get("num_heads") or known_heads
-    known: dict[str, Any] = shape | {
-        "heads": heads_of(contents, stated, **shape, key="num_heads"),
-        "patch": patch,
-        "channels": channels,
-        "backbone": backbone,
-        "classes": tensors["head.weight"].shape[0] if "head.weight" in tensors else 0,
-        "hidden": tensors["pre_logits.fc.bias"].shape[0] if "pre_logits.fc.bias" in tensors else 0,
-        "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
-        "registers": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
-        "class_token": "cls_token" in tensors,
-        "norm_after_pool": "fc_norm.weight" in tensors,
-        "pool": pool_of(contents),
-    }
-    if "pos_embed" not in tensors:
-        return ViTArchitecture(**known, positions="none", class_slot=False, size=size or (224, 224))
-    slots = tensors["pos_embed"].shape[1]
-    choices = EITHER if "cls_token" in tensors else WITHOUT_SLOT
-    ahead = int("cls_token" in tensors) + known["registers"]
-    size, slot = grid_of(
-        slots,
-        (*choices, ahead) if known["registers"] else choices,
-        Patches(patch, backbone),
-        contents.size or told_size(contents),
-        size,
-    )
-    if known["registers"] and slot == ahead:
-        raise VitrailError(
-            f"{contents.path} is a ViT whose registers have positions, as timm's so150m, which is "
-            "not supported"
-        )
-    return ViTArchitecture(**known, class_slot=bool(slot), size=size)
-
-
-def pool_of(contents: Contents) -> str:
+def _pool_of(contents: Contents) -> str:
     """Which vector the head reads: from the config, else from the tokens there are."""
     tensors = contents.tensors
-    told = refuse_pool(contents, tuple(POOLS))
+    stated = supported_pool(contents, tuple(_POOLS))
     if "attn_pool.latent" in tensors:
         if "cls_token" in tensors or "reg_token" in tensors:
             raise VitrailError(
@@ -206,196 +341,54 @@ def pool_of(contents: Contents) -> str:
         return "attention"
     if "cls_token" not in tensors:
         return "mean"
-    return POOLS[told] if told else "mean" if "fc_norm.weight" in tensors else "class"
+    return _POOLS[stated] if stated else "mean" if "fc_norm.weight" in tensors else "class"
 
 
-def refuse_pool(contents: Contents, known: tuple[str, ...]) -> str | None:
-    """The config's global_pool, if there is one, and it is known here."""
-    told = arguments(contents).get("global_pool", contents.config.get("global_pool"))
-    if told not in (None, *known):
-        raise VitrailError(f"{contents.path}: global_pool = '{one_line(told)}' is not supported")
-    return told
+def _pool_name(a: ViTArchitecture) -> str:
+    return next(theirs for theirs, ours in _POOLS.items() if ours == a.pool)
 
 
-def told_size(contents: Contents) -> Size | None:
-    """The size that the config or the header names, which matters for rectangles."""
-    told = (contents.config.get("pretrained_cfg") or contents.config).get("input_size")
-    return None if told is None else (told[-2], told[-1])
+def _grid(
+    contents: Contents,
+    patch: int,
+    backbone: tuple[int, ...] | None,
+    registers: int,
+    size: Size | None,
+) -> tuple[Size, bool]:
+    """Image size, and whether the class token has a position."""
+    class_token = "cls_token" in contents.tensors
+    choices = (1, 0) if class_token else (0,)
+    prefix = class_token + registers
+    size, slot = grid_of(
+        contents.tensors["pos_embed"].shape[1],
+        (*choices, prefix) if registers else choices,
+        patch,
+        backbone,
+        stated=contents.size or config_size(contents),
+        requested=size,
+    )
+    if registers and slot == prefix:
+        raise VitrailError(
+            f"{contents.path} is a ViT whose registers have positions, as timm's so150m, which is "
+            "not supported"
+        )
+    return size, bool(slot)
 
 
-def table(a: Architecture) -> list[Entry]:
-    """Our keys and theirs."""
-    if isinstance(a, ResNetArchitecture):
-        head = [
-            entry("head.weight", "head.fc.weight", POINTWISE),
-            entry("head.bias", "head.fc.bias"),
-        ]
-        stem = entry("root.weight", "stem.conv.weight")
-        return [
-            stem,
-            *units_table("stages.#.#.", "stages.{0}.blocks.{1}."),
-            *head,
-            *torch_module("norm", "norm"),
-        ]
-    if not isinstance(a, ViTArchitecture):
-        return []
-    block, theirs = "blocks.#.", "blocks.{0}."
-    return [
-        entry("class_token", "cls_token"),
-        entry("registers", "reg_token"),
-        Entry(("positions.0.class_slot", "positions.0.table"), ("pos_embed",), SLOT),
-        entry("positions.0.table", "pos_embed"),
-        *torch_module("embedding", "patch_embed.proj"),
-        *backbone_table(a),
-        *torch_module(f"{block}norm1", f"{theirs}norm1"),
-        *torch_module(f"{block}attention.qkv", f"{theirs}attn.qkv"),
-        *torch_module(f"{block}attention.out", f"{theirs}attn.proj"),
-        entry(f"{block}scale1", f"{theirs}ls1.gamma"),
-        *torch_module(f"{block}norm2", f"{theirs}norm2"),
-        *torch_module(f"{block}mlp.fc1", f"{theirs}mlp.fc1"),
-        *torch_module(f"{block}mlp.fc2", f"{theirs}mlp.fc2"),
-        entry(f"{block}scale2", f"{theirs}ls2.gamma"),
-        *torch_module("norm", "fc_norm" if a.norm_after_pool else "norm"),
-        entry("pool.probe", "attn_pool.latent"),
-        *torch_module("pool.q", "attn_pool.q"),
-        *torch_module("pool.kv", "attn_pool.kv"),
-        *torch_module("pool.out", "attn_pool.proj"),
-        *torch_module("pool.norm", "attn_pool.norm"),
-        *torch_module("pool.mlp.fc1", "attn_pool.mlp.fc1"),
-        *torch_module("pool.mlp.fc2", "attn_pool.mlp.fc2"),
-        *torch_module("hidden", "pre_logits.fc"),
-        *torch_module("head", "head"),
-    ]
-
-
-def backbone_table(a: ViTArchitecture) -> list[Entry]:
+def _backbone_table(a: ViTArchitecture) -> list[Entry]:
     """A hybrid's ResNet; the root alone has no `stem` in its names."""
-    root = f"{BACKBONE}stem." if a.backbone else BACKBONE
-    unit, theirs = "backbone.stage#.#.", BACKBONE + "stages.{0:-1}.blocks.{1}."
+    root = f"{_BACKBONE}stem." if a.backbone else _BACKBONE
+    unit, theirs = "backbone.stage#.#.", _BACKBONE + "stages.{0:-1}.blocks.{1}."
     return [
         entry("backbone.root.conv.weight", f"{root}conv.weight"),
         *torch_module("backbone.root.norm", f"{root}norm"),
-        *units_table(unit, theirs),
+        *bottlenecks(unit, theirs),
         *torch_module(f"{unit}projection_norm", f"{theirs}downsample.norm"),
     ]
 
 
-def units_table(unit: str, theirs: str) -> list[Entry]:
-    """A residual unit, of either kind."""
-    found = [entry(f"{unit}projection.weight", f"{theirs}downsample.conv.weight")]
-    for i in (1, 2, 3):
-        found += [entry(f"{unit}conv{i}.weight", f"{theirs}conv{i}.weight")]
-        found += torch_module(f"{unit}norm{i}", f"{theirs}norm{i}")
-    return found
-
-
-def refusal(a: Architecture) -> str:
-    """Why timm has no such model."""
-    if isinstance(a, ResNetArchitecture):
-        return ""
-    return refuse(
-        "timm",
-        a,
-        lambda vit: (
-            {
-                "hidden layer in the head": vit.hidden > 0,
-                "attention pooling of other tokens": vit.pool == "attention" and vit.prefix > 0,
-            }
-            | heads_of_another_width(vit)
-        ),
-    )
-
-
-def adapt(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
-    """Waves become a table; beside registers timm gives the class token no position."""
-    if not isinstance(a, ViTArchitecture):
-        return a, tensors
-    a, tensors = with_learned_positions(a, tensors)
-    return without_class_slot(a, tensors) if a.registers else (a, tensors)
-
-
-def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
-    """What the config says, if it can be followed; without one, timm's for Google's weights."""
-    told = contents.config.get("pretrained_cfg") or contents.config
-    classic = isinstance(a, ClassicArchitecture) and a.channels == 3
-    mean = IMAGENET_MEAN if classic else (0.5,) * a.channels
-    std = IMAGENET_STD if classic else mean
-    crop = float(told.get("crop_pct", 0.9 if max(a.size) < 300 else 1.0))
-    interpolation = told.get("interpolation", "bicubic")
-    squeezed = told.get("crop_mode", "center") == "squash" and crop == 1
-    known = squeezed or told.get("crop_mode", "center") == "center"
-    if not known or not 0 < crop <= 1 or interpolation not in ("bilinear", "bicubic"):
-        return None
-    return Preprocessing(
-        size=a.size,
-        short_side=0 if squeezed else int(min(a.size) / crop),
-        interpolation=interpolation,
-        antialias=contents.config.get("antialias", told.get("antialias", True)),
-        mean=tuple(told.get("mean", mean)),
-        std=tuple(told.get("std", std)),
-    )
-
-
-def crop_of(pre: Preprocessing) -> float:
-    """The share that is kept; timm rounds size / share down, so aim between two pixels."""
-    side = min(pre.size)
-    return 1.0 if pre.short_side in (0, side) else side / (pre.short_side + 0.5)
-
-
-def labels(contents: Contents) -> tuple[str, ...]:
-    """Names of the classes, where the config has them."""
-    names = contents.config.get("label_names") or ()
-    return tuple(str(label) for label in names)
-
-
-def exceptions(contents: Contents) -> dict[str, Any]:
-    """Some of timm's models have the tanh GELU: their name tells, or in a bare file their shape."""
-    told = arguments(contents).get("act_layer")
-    if told is not None:
-        if told not in GELUS:
-            raise VitrailError(f"{contents.path}: act_layer = '{one_line(told)}' is not supported")
-        return {"gelu": GELUS[told]}
-    if contents.config:
-        named = str(contents.config.get("architecture", ""))
-        return {"gelu": "tanh"} if re.search(TANH_GELU, named) else {}
-    tensors = contents.tensors
-    if "patch_embed.proj.weight" not in tensors or "cls_token" in tensors:
-        return {}
-    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
-    large = (width, patch) == (1024, 16) and tensors["pos_embed"].shape[1] == 32 * 32
-    return {"gelu": "tanh"} if large or (width, patch) in TANH_SHAPES else {}
-
-
-def sidecars(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json, as timm's hub repositories have it."""
-    a, pre = model.architecture, model.preprocess
-    config: dict[str, Any] = {"num_classes": a.classes, "num_features": model.feature_width}
-    config |= {"pretrained_cfg": {"input_size": [a.channels, *a.size]}}
-    if isinstance(a, ViTArchitecture):
-        config |= {"global_pool": {"class": "token", "mean": "avg", "attention": "map"}[a.pool]}
-        config |= {"num_heads": a.heads}
-    if pre is not None:
-        config["pretrained_cfg"] |= {
-            "crop_pct": crop_of(pre),
-            "crop_mode": "center" if pre.short_side else "squash",
-            "interpolation": pre.interpolation,
-            "mean": list(pre.mean),
-            "std": list(pre.std),
-        }
-        if not pre.antialias:
-            config["antialias"] = False  # timm refuses what it does not know in there
-    known, arguments = model_for_timm(a)
-    if model.origin == TIMM.name and isinstance(a, ViTArchitecture) and a.gelu == "tanh":
-        arguments["act_layer"] = "gelu_tanh"
-    config |= {"architecture": known} if known else {}
-    config |= {"model_args": arguments} if arguments else {}
-    if model.labels:
-        config["label_names"] = list(model.labels)
-    return config, {}
-
-
-def model_for_timm(a: Architecture) -> tuple[str, dict[str, Any]]:
-    """A name that timm knows, empty where it has none, and what its constructor is to change."""
+def _constructor(a: Architecture) -> tuple[str, dict[str, Any]]:
+    """A name that timm knows, empty where it has none, and the arguments of its constructor."""
     if isinstance(a, ViTArchitecture) and a.backbone is None:
         return "vit_base_patch16_224", {
             "img_size": list(a.size),
@@ -409,29 +402,8 @@ def model_for_timm(a: Architecture) -> tuple[str, dict[str, Any]]:
             "reg_tokens": a.registers,
             "no_embed_class": not a.class_slot,
             "init_values": a.layer_scale or None,
-            "global_pool": {"class": "token", "mean": "avg", "attention": "map"}[a.pool],
+            "global_pool": _pool_name(a),
             "fc_norm": a.norm_after_pool,
         }
     ours = variant_name(a)
-    return (f"resnetv2_{ours[1:]}_bit" if ours in RESNETS else ""), {}
-
-
-TIMM = Format(
-    name="timm",
-    gelu="erf",
-    eps=1e-6,
-    interpolation="timm",
-    suffix=".safetensors",
-    recognise=recognise,
-    normalise=normalise,
-    stranger=stranger,
-    unstated=unstated,
-    describe=describe,
-    table=table,
-    refusal=refusal,
-    adapt=adapt,
-    preprocessing=preprocessing,
-    labels=labels,
-    exceptions=exceptions,
-    sidecars=sidecars,
-)
+    return (f"resnetv2_{ours[1:]}_bit" if ours in _RESNETS else ""), {}

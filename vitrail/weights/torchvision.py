@@ -1,4 +1,4 @@
-"""torchvision's names: its ViT, and the classic ResNet with batch norm."""
+"""torchvision's names: its ViT, and the classic ResNet with batch norm (timm's, too)."""
 
 import re
 
@@ -7,34 +7,34 @@ from vitrail.errors import VitrailError, one_line
 from vitrail.model.classic import ClassicArchitecture, Depth
 from vitrail.model.variants import Architecture, name
 from vitrail.model.vit import ViTArchitecture
-from vitrail.weights import timm
-from vitrail.weights.files import Contents
-from vitrail.weights.format import (
-    WITH_SLOT,
+from vitrail.weights.layout import (
+    Entry,
     Format,
-    Patches,
     Size,
     Tensors,
     Unstated,
-    beyond_the_class_token,
+    beyond_class_token,
     count,
+    entry,
     grid_of,
     heads_of,
-    refuse,
+    length,
+    positions_with_slot,
+    torch_module,
     units_of,
     with_every_position,
 )
-from vitrail.weights.layout import SLOT, Entry, entry, torch_module
-from vitrail.weights.published import PUBLISHED, PYTORCH, Published
+from vitrail.weights.published import PUBLISHED, Published
+from vitrail.weights.read import Contents
+from vitrail.weights.timm import TIMM, config_size, model_args, supported_pool
 
-LAYER = "encoder.layers.encoder_layer_{0}."
-BLOCKS = "encoder.layers.encoder_layer_{0}.ln_1.weight"
+_LAYER = "encoder.layers.encoder_layer_{0}."
 
-# Residual units and whether a unit is a bottleneck → layers.
-PLAIN = r"(\w+_)?resnet(18|34|50|101|152)(_v1b)?"
-"""timm's names of the ResNets that torchvision has too."""
+# timm's names of the ResNets that torchvision has too.
+_PLAIN = r"(\w+_)?resnet(18|34|50|101|152)(_v1b)?"
 
-CLASSIC: dict[tuple[tuple[int, ...], bool], Depth] = {
+# Residual units, and whether a unit is a bottleneck → layers.
+_DEPTHS: dict[tuple[tuple[int, ...], bool], Depth] = {
     ((2, 2, 2, 2), False): 18,
     ((3, 4, 6, 3), False): 34,
     ((3, 4, 6, 3), True): 50,
@@ -43,176 +43,154 @@ CLASSIC: dict[tuple[tuple[int, ...], bool], Depth] = {
 }
 
 
-def recognise(contents: Contents) -> bool:
-    """A ViT's conv_proj, or a ResNet's bn1 and layer1."""
-    keys = contents.tensors
-    return "conv_proj.weight" in keys or ("bn1.weight" in keys and "layer1.0.conv1.weight" in keys)
+class _Torchvision(Format):
+    name = "torchvision"
+    owner = "torchvision"
+    gelu = "erf"
+    eps = 1e-6
+    interpolation = "torchvision"
+    suffix = ".pth"
+    resnet = ClassicArchitecture
+
+    def recognize(self, contents: Contents) -> bool:
+        keys = contents.tensors
+        resnet = "bn1.weight" in keys and "layer1.0.conv1.weight" in keys
+        return "conv_proj.weight" in keys or resnet
+
+    def normalize(self, tensors: Tensors) -> Tensors:
+        # The MLP's layers had names before they had numbers.
+        return {
+            key.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3."): x
+            for key, x in tensors.items()
+        }
+
+    def unsupported(self, contents: Contents) -> str:
+        # timm's ResNets with other poolings or paddings name their tensors alike.
+        named = str(contents.config.get("architecture") or "resnet50")
+        return "" if re.fullmatch(_PLAIN, named) else f"timm's {one_line(named)}"
+
+    def unstated(self, contents: Contents) -> list[Unstated]:
+        # torchvision's own files are known by their name, which ends in a hash.
+        own = re.fullmatch(r"(vit|resnet)[a-z\d_]+-[\da-f]{8}\.pth", contents.path.name)
+        if own or contents.config:
+            return []
+        return ["heads" if "conv_proj.weight" in contents.tensors else "antialiasing"]
+
+    def describe(self, contents: Contents, size: Size | None) -> Architecture:
+        tensors = contents.tensors
+        model_args(contents)  # refuses what is not supported
+        if "conv_proj.weight" not in tensors:
+            return _describe_resnet(contents, size)
+        width, channels, patch, _ = tensors["conv_proj.weight"].shape
+        shape = {
+            "width": width,
+            "depth": count(tensors, f"{_LAYER}ln_1.weight"),
+            "mlp": tensors[f"{_LAYER.format(0)}mlp.0.weight"].shape[0],
+        }
+        slots = tensors["encoder.pos_embedding"].shape[1]
+        size, slot = grid_of(slots, (1,), patch, None, stated=contents.size, requested=size)
+        return ViTArchitecture(
+            **shape,
+            heads=heads_of(contents, contents.config.get("num_heads"), **shape, key="num_heads"),
+            patch=patch,
+            channels=channels,
+            size=size,
+            class_slot=bool(slot),
+            hidden=length(tensors, "heads.pre_logits.bias"),
+            classes=length(tensors, "heads.head.bias"),
+        )
+
+    def table(self, a: Architecture) -> list[Entry]:
+        if isinstance(a, ClassicArchitecture):
+            return _resnet_table()
+        attention = f"{_LAYER}self_attention."
+        return [
+            entry("class_token", "class_token"),
+            positions_with_slot("encoder.pos_embedding"),
+            *torch_module("embedding", "conv_proj"),
+            *torch_module("blocks.#.norm1", f"{_LAYER}ln_1"),
+            entry("blocks.#.attention.qkv.weight", f"{attention}in_proj_weight"),
+            entry("blocks.#.attention.qkv.bias", f"{attention}in_proj_bias"),
+            *torch_module("blocks.#.attention.out", f"{attention}out_proj"),
+            *torch_module("blocks.#.norm2", f"{_LAYER}ln_2"),
+            *torch_module("blocks.#.mlp.fc1", f"{_LAYER}mlp.0"),
+            *torch_module("blocks.#.mlp.fc2", f"{_LAYER}mlp.3"),
+            *torch_module("norm", "encoder.ln"),
+            *torch_module("hidden", "heads.pre_logits"),
+            *torch_module("head", "heads.head"),
+        ]
+
+    def lacks(self, a: ViTArchitecture) -> dict[str, bool]:
+        return beyond_class_token(a) | {
+            "images that are not square": a.size[0] != a.size[1],
+            "ViT without classes": not a.classes,
+            f"{a.channels} input channels": a.channels != 3,
+        }
+
+    def adapt(self, a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
+        return with_every_position(a, tensors)
+
+    def preprocessing(self, contents: Contents, a: Architecture) -> Preprocessing | None:
+        """timm's config.json if there is one, else what torchvision publishes for such a file."""
+        if contents.config:
+            return TIMM.preprocessing(contents, a)
+        gray = (0.5,) * a.channels
+        row = _published_like(contents, a)
+        crop = row.crop if row is not None and row.crop else 224 / 256
+        return Preprocessing(
+            size=a.size,
+            short_side=round(min(a.size) / crop),
+            interpolation="bilinear" if row is None else row.interpolation,
+            mean=IMAGENET_MEAN if a.channels == 3 else gray,
+            std=IMAGENET_STD if a.channels == 3 else gray,
+        )
+
+    def labels(self, contents: Contents) -> tuple[str, ...]:
+        return TIMM.labels(contents)
 
 
-def normalise(tensors: Tensors) -> Tensors:
-    """The MLP's layers had names before they had numbers."""
-    renamed = {"mlp.linear_1.": "mlp.0.", "mlp.linear_2.": "mlp.3."}
-    named: Tensors = {}
-    for key, x in tensors.items():
-        for old, new in renamed.items():
-            key = key.replace(old, new)
-        named[key] = x
-    return named
+TORCHVISION = _Torchvision()
 
 
-def stranger(contents: Contents) -> str:
-    """timm's ResNets with other poolings or paddings, whose tensors are named alike."""
-    named = str(contents.config.get("architecture") or "resnet50")
-    return "" if re.fullmatch(PLAIN, named) else f"timm's {one_line(named)}"
-
-
-def unstated(contents: Contents) -> list[Unstated]:
-    """A ViT's heads; of a ResNet, that nothing smooths before its strides."""
-    if published(contents) or contents.config:
-        return []
-    return ["heads" if "conv_proj.weight" in contents.tensors else "antialiasing"]
-
-
-def published(contents: Contents) -> bool:
-    """Whether the file has the name of one of torchvision's own, which ends in its hash."""
-    return re.fullmatch(r"(vit|resnet)[a-z\d_]+-[\da-f]{8}\.pth", contents.path.name) is not None
-
-
-def describe(contents: Contents, size: Size | None) -> Architecture:
-    """The architecture; the number of heads is taken from the table."""
+def _describe_resnet(contents: Contents, size: Size | None) -> ClassicArchitecture:
     tensors = contents.tensors
-    classes = {
-        key: x.shape[0] for key, x in tensors.items() if key in ("heads.head.bias", "fc.bias")
-    }
-    known = {"classes": next(iter(classes.values()), 0)}
-    timm.arguments(contents)
-    if "conv_proj.weight" not in tensors:
-        units = units_of(tensors, "layer{0}.{1}.conv1.weight", start=(1, 0))
-        depth = CLASSIC.get((units, "layer1.0.conv3.weight" in tensors))
-        channels = tensors["conv1.weight"].shape[1]
-        if depth is None:
-            raise VitrailError(f"{contents.path}: torchvision has no ResNet of units {list(units)}")
-        timm.refuse_pool(contents, ("avg",))
-        size = size or timm.told_size(contents) or (224, 224)
-        return ClassicArchitecture(depth=depth, channels=channels, size=size, **known)  # type: ignore
-    width, channels, patch, _ = tensors["conv_proj.weight"].shape
-    shape = {
-        "width": width,
-        "depth": count(tensors, BLOCKS),
-        "mlp": tensors[f"{LAYER.format(0)}mlp.0.weight"].shape[0],
-    }
-    hidden = tensors.get("heads.pre_logits.bias")
-    slots = tensors["encoder.pos_embedding"].shape[1]
-    size, slot = grid_of(slots, WITH_SLOT, Patches(patch), contents.size, size)
-    return ViTArchitecture(
-        **shape,
-        heads=heads_of(contents, contents.config.get("num_heads"), **shape, key="num_heads"),
-        patch=patch,
-        channels=channels,
-        size=size,
-        class_slot=bool(slot),
-        hidden=0 if hidden is None else hidden.shape[0],
-        **known,
+    units = units_of(tensors, "layer{0}.{1}.conv1.weight", start=(1, 0))
+    depth = _DEPTHS.get((units, "layer1.0.conv3.weight" in tensors))
+    if depth is None:
+        raise VitrailError(f"{contents.path}: torchvision has no ResNet of units {list(units)}")
+    supported_pool(contents, ("avg",))
+    return ClassicArchitecture(
+        depth=depth,
+        channels=tensors["conv1.weight"].shape[1],
+        size=size or config_size(contents) or (224, 224),
+        classes=length(tensors, "fc.bias"),
     )
 
 
-def table(a: Architecture) -> list[Entry]:
-    """Our keys and theirs."""
-    if isinstance(a, ClassicArchitecture):
-        return classic_table()
-    attention = f"{LAYER}self_attention."
-    return [
-        entry("class_token", "class_token"),
-        Entry(("positions.0.class_slot", "positions.0.table"), ("encoder.pos_embedding",), SLOT),
-        *torch_module("embedding", "conv_proj"),
-        *torch_module("blocks.#.norm1", f"{LAYER}ln_1"),
-        entry("blocks.#.attention.qkv.weight", f"{attention}in_proj_weight"),
-        entry("blocks.#.attention.qkv.bias", f"{attention}in_proj_bias"),
-        *torch_module("blocks.#.attention.out", f"{attention}out_proj"),
-        *torch_module("blocks.#.norm2", f"{LAYER}ln_2"),
-        *torch_module("blocks.#.mlp.fc1", f"{LAYER}mlp.0"),
-        *torch_module("blocks.#.mlp.fc2", f"{LAYER}mlp.3"),
-        *torch_module("norm", "encoder.ln"),
-        *torch_module("hidden", "heads.pre_logits"),
-        *torch_module("head", "heads.head"),
-    ]
+def _resnet_table() -> list[Entry]:
+    def norm(ours: str, theirs: str) -> list[Entry]:
+        parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+        return [entry(f"{ours}.{part}", f"{theirs}.{part}") for part in parts]
 
-
-def classic_table() -> list[Entry]:
-    """A ResNet with batch norm, whose statistics are tensors too."""
-    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     unit, theirs = "stages.#.#.", "layer{0:1}.{1}."
     found = [
         entry("stem.0.weight", "conv1.weight"),
-        *(entry(f"stem.1.{part}", f"bn1.{part}") for part in norm),
+        *norm("stem.1", "bn1"),
         entry(f"{unit}downsample.0.weight", f"{theirs}downsample.0.weight"),
-        *(entry(f"{unit}downsample.1.{part}", f"{theirs}downsample.1.{part}") for part in norm),
+        *norm(f"{unit}downsample.1", f"{theirs}downsample.1"),
         *torch_module("head", "fc"),
     ]
     for i in (1, 2, 3):
         found += [entry(f"{unit}conv{i}.weight", f"{theirs}conv{i}.weight")]
-        found += [entry(f"{unit}bn{i}.{part}", f"{theirs}bn{i}.{part}") for part in norm]
+        found += norm(f"{unit}bn{i}", f"{theirs}bn{i}")
     return found
 
 
-def refusal(a: Architecture) -> str:
-    """Why torchvision has no such model."""
-    if isinstance(a, ClassicArchitecture):
-        return ""
-    return refuse(
-        "torchvision",
-        a,
-        lambda vit: (
-            beyond_the_class_token(vit)
-            | {
-                "images that are not square": vit.size[0] != vit.size[1],
-                "ViT without classes": not vit.classes,
-                f"{vit.channels} input channels": vit.channels != 3,
-            }
-        ),
-    )
-
-
-def preprocessing(contents: Contents, a: Architecture) -> Preprocessing | None:
-    """timm's config.json where there is one, else what torchvision publishes for such a file."""
-    if contents.config:
-        return timm.preprocessing(contents, a)
-    grey = (0.5,) * a.channels
-    row = evaluation(contents, a)
-    crop = row.crop if row is not None and row.crop else 224 / 256
-    return Preprocessing(
-        size=a.size,
-        short_side=round(min(a.size) / crop),
-        interpolation="bilinear" if row is None else row.interpolation,
-        mean=IMAGENET_MEAN if a.channels == 3 else grey,
-        std=IMAGENET_STD if a.channels == 3 else grey,
-    )
-
-
-def evaluation(contents: Contents, a: Architecture) -> Published | None:
+def _published_like(contents: Contents, a: Architecture) -> Published | None:
     """The published file of this name, or the one that all of this shape are evaluated like."""
-    rows = [row for row in PUBLISHED if row.source.startswith(PYTORCH)]
+    rows = [row for row in PUBLISHED if row.source.startswith("https://download.pytorch.org/")]
     named = [row for row in rows if row.source.endswith(f"/{contents.path.name}")]
     alike = [row for row in rows if (row.variant, (row.size, row.size)) == (name(a), a.size)]
     if named or len({(row.crop, row.interpolation) for row in alike}) == 1:
         return (named or alike)[0]
     return None
-
-
-TORCHVISION = Format(
-    name="torchvision",
-    gelu="erf",
-    eps=1e-6,
-    interpolation="torchvision",
-    suffix=".pth",
-    recognise=recognise,
-    normalise=normalise,
-    stranger=stranger,
-    unstated=unstated,
-    describe=describe,
-    table=table,
-    refusal=refusal,
-    adapt=with_every_position,
-    preprocessing=preprocessing,
-    labels=timm.labels,
-)

@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.weights.files import Contents, read, write
-from vitrail.weights.loading import load
+from vitrail.weights.load import load
+from vitrail.weights.read import Contents, read, write
 
 NUMBERS = np.arange(4096, dtype=np.float32).reshape(64, 64)
 MIB = 1 << 20

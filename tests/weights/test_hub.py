@@ -17,7 +17,7 @@ import pytest
 
 from vitrail.errors import VitrailError
 from vitrail.files import Patience, cache
-from vitrail.weights.download import fetch
+from vitrail.weights.hub import fetch
 
 QUICK = Patience(stall=0.3, tries=3, pause=0.01)
 BODY = bytes(range(256)) * 4000
@@ -403,7 +403,7 @@ def test_what_cannot_be_fetched_is_refused(source: str, tmp_path: Path) -> None:
 def test_a_second_process_waits_and_finds_the_file(site: Site, tmp_path: Path) -> None:
     url = serve(site, faults=["wait"])
     code = (
-        "import sys, pathlib; from vitrail.weights.download import fetch; "
+        "import sys, pathlib; from vitrail.weights.hub import fetch; "
         "sys.stdout.write(str(fetch(sys.argv[1], pathlib.Path(sys.argv[2]))))"
     )
 

@@ -9,34 +9,45 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from torchvision.models import ResNet50_Weights
 
 from vitrail.console import say
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.model import Architecture, Classifier, build, describe
-from vitrail.model.checks import as_size
-from vitrail.model.classifier import Activation
+from vitrail.model.classifier import Activation, as_size
 from vitrail.model.positions import Interpolation, resize_grid, resize_line
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
-from vitrail.weights import files, native
-from vitrail.weights.download import fetch
-from vitrail.weights.files import Contents
-from vitrail.weights.format import Format, Size, Tensors, Unstated
+from vitrail.weights import native
 from vitrail.weights.google import GOOGLE
+from vitrail.weights.hub import fetch
 from vitrail.weights.huggingface import HUGGINGFACE
-from vitrail.weights.layout import Entry, match, to_ours, to_theirs
-from vitrail.weights.published import BUILTIN, NAMES, Published, find
+from vitrail.weights.layout import (
+    Entry,
+    Format,
+    Size,
+    Tensors,
+    Unstated,
+    match,
+    to_ours,
+    to_theirs,
+)
+from vitrail.weights.published import BUILTIN, NAMES, Published
+from vitrail.weights.read import Contents, parsing, read, write
 from vitrail.weights.timm import TIMM
 from vitrail.weights.torchvision import TORCHVISION
 
-FORMATS = {known.name: known for known in (GOOGLE, TIMM, HUGGINGFACE, TORCHVISION)}
-POSITIONS = r"^positions\.\d+\.(table|rows|columns)$|\.relative\.table$|\.offsets$"
-CONTAINERS = {".npz", ".safetensors", ".pt", ".pth", ".bin"}
+FORMATS: dict[str, Format] = {
+    known.name: known for known in (GOOGLE, TIMM, HUGGINGFACE, TORCHVISION)
+}
 Gelu = Literal["tanh", "erf"]
 FormatName = Literal["google", "timm", "huggingface", "torchvision", "vitrail"]
+
+_POSITIONS = r"^positions\.\d+\.(table|rows|columns)$|\.relative\.table$|\.offsets$"
+_CONTAINERS = {".npz", ".safetensors", ".pt", ".pth", ".bin"}
+# Fields of an architecture that change no tensor.
+_OPTIONS = {"dropout", "embedding_dropout", "drop_path", "interpolation", "gelu", "eps"}
 
 
 class MismatchError(VitrailError):
@@ -45,7 +56,7 @@ class MismatchError(VitrailError):
     def __init__(self, path: Path, found: Tensors, expected: Tensors) -> None:
         self.missing = [key for key in expected if key not in found]
         self.unexpected = [key for key in found if key not in expected]
-        had, wanted = kinds(found), kinds(expected)
+        had, wanted = _kinds(found), _kinds(expected)
         self.misshapen = [
             f"{key} {had[key]} instead of {wanted[key]}"
             for key in wanted
@@ -53,18 +64,17 @@ class MismatchError(VitrailError):
         ]
         parts = ("missing", "unexpected", "misshapen")
         named = {kind: keys for kind in parts if (keys := getattr(self, kind))}
-        told = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in named.items()]
-        super().__init__(f"{path} does not fit its architecture; {'; '.join(told)}")
+        lines = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in named.items()]
+        super().__init__(f"{path} does not fit its architecture; {'; '.join(lines)}")
 
 
-def check(path: Path, found: Tensors, expected: Tensors) -> None:
-    """Nothing, or a `MismatchError`; `expected` may be without numbers."""
-    if kinds(found) != kinds(expected):
+def _check(path: Path, found: Tensors, expected: Tensors) -> None:
+    if _kinds(found) != _kinds(expected):
         raise MismatchError(path, found, expected)
 
 
-def kinds(tensors: Tensors) -> dict[str, str]:
-    """Shape of each tensor, and whether it holds whole numbers."""
+def _kinds(tensors: Tensors) -> dict[str, str]:
+    """Shape of each tensor, and whether it holds integers."""
     return {
         key: f"{tuple(x.shape)}{'' if x.is_floating_point() else ' of integers'}"
         for key, x in tensors.items()
@@ -73,7 +83,7 @@ def kinds(tensors: Tensors) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint in our terms."""
+    """A checkpoint under our names."""
 
     path: Path
     format: str
@@ -83,7 +93,7 @@ class Checkpoint:
     preprocessing: Preprocessing | None = None
     activation: Activation = "softmax"
     assumed: str = ""
-    """One line about what the file leaves open, and how it was read."""
+    """One line about what the file does not say, and how it was read."""
     learnt_from: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -105,9 +115,7 @@ def load(
     stated = {"heads": options.pop("heads", None), "gelu": options.get("gelu")}
     checkpoint = open_checkpoint(source, size, interpolation, **stated)
     if options:
-        checkpoint = replace(
-            checkpoint, architecture=with_options(checkpoint.architecture, options)
-        )
+        checkpoint = _with_options(checkpoint, options)
     model = to_model(checkpoint)
     if classes is not None and classes != checkpoint.architecture.classes:
         model.replace_head(classes)
@@ -122,67 +130,36 @@ def open_checkpoint(
     heads: int | None = None,
     gelu: Gelu | None = None,
 ) -> Checkpoint:
-    """A MODEL in our terms, its positions for images of `size`; what it leaves open is assumed, in
-    one line to stderr."""
+    """A MODEL under our names, its positions for images of `size`; what it does not say is assumed,
+    in one line to stderr."""
     path, published = resolve(source)
     if published is not None:
         size = published.size if size is None else size
         heads = heads or getattr(describe(published.variant, **published.options), "heads", None)
     size = None if size is None else as_size(size)
-    checkpoint = read(path, size, heads=heads, gelu=gelu)
+    checkpoint = read_checkpoint(path, size, heads=heads, gelu=gelu)
     if checkpoint.assumed:
         say(checkpoint.assumed)
-    if published is not None and checkpoint.preprocessing is not None:
-        checkpoint = replace(
-            checkpoint, preprocessing=published_preprocessing(checkpoint, published)
-        )
+    pre = checkpoint.preprocessing
+    if published is not None and published.crop and pre is not None:
+        # Published beside a file that cannot say it itself.
+        short = round(published.size / published.crop)
+        pre = replace(pre, short_side=short, interpolation=published.interpolation)
+        checkpoint = replace(checkpoint, preprocessing=pre)
     if interpolation is not None:
-        architecture = with_options(checkpoint.architecture, {"interpolation": interpolation})
-        checkpoint = replace(checkpoint, architecture=architecture)
-    return checkpoint if size is None else resized(checkpoint, size)
-
-
-def to_model(checkpoint: Checkpoint) -> Classifier:
-    """The model, or the full list of what does not fit; its tensors are the checkpoint's own."""
-    with torch.device("meta"):
-        model = build(checkpoint.architecture)
-    check(checkpoint.path, checkpoint.tensors, model.state_dict())
-    tensors = {key: x.contiguous() for key, x in one_precision(checkpoint.tensors).items()}
-    model.load_state_dict(tensors, assign=True)
-    model.origin, model.file = checkpoint.format, checkpoint.path
-    model.labels, model.learnt_from = checkpoint.labels, checkpoint.learnt_from
-    model.preprocess, model.activation = checkpoint.preprocessing, checkpoint.activation
-    return model.eval()
-
-
-def one_precision(tensors: Tensors) -> Tensors:
-    """Tensors of several precisions in the widest of them: a layer cannot compute with two."""
-    precisions = {x.dtype for x in tensors.values() if x.is_floating_point()}
-    if len(precisions) < 2:
-        return tensors
-    widest = reduce(torch.promote_types, precisions)
-    return {key: x.to(widest) if x.is_floating_point() else x for key, x in tensors.items()}
-
-
-def with_options(architecture: Architecture, options: dict[str, Any]) -> Architecture:
-    """The architecture with settings that change no tensor."""
-    if not isinstance(architecture, ViTArchitecture):
-        raise VitrailError(f"{name(architecture)} takes no {', '.join(options)}")
-    allowed = {"dropout", "embedding_dropout", "drop_path", "interpolation", "gelu", "eps"}
-    if wrong := set(options) - allowed:
-        raise VitrailError(f"cannot change {', '.join(sorted(wrong))} of trained weights")
-    return replace(architecture, **options)
+        checkpoint = _with_options(checkpoint, {"interpolation": interpolation})
+    return checkpoint if size is None else _resized(checkpoint, size)
 
 
 def resolve(source: str | Path) -> tuple[Path, Published | None]:
-    """Where a MODEL lies: a path as it is, a published name or an address once fetched.
+    """The path of a MODEL: a path as it is, a published name or an address once fetched.
 
     A folder comes before a published name, which it may be a copy of, but `./builtin` is a folder.
     """
     path = Path(source)
     if isinstance(source, Path) or (os.path.lexists(path) and source != BUILTIN.name):
         return path, None
-    if published := find(source):
+    if published := NAMES.get(source):
         return fetch(published.source), published
     if source.startswith(("hub:", "https://", "http://")):
         return fetch(source), None
@@ -190,28 +167,83 @@ def resolve(source: str | Path) -> tuple[Path, Published | None]:
     raise VitrailError(f"'{source}' is neither a file nor a published name{hint}")
 
 
-def read(
+def to_model(checkpoint: Checkpoint) -> Classifier:
+    """The model; its tensors are the checkpoint's own. Raises a `MismatchError`."""
+    with torch.device("meta"):
+        model = build(checkpoint.architecture)
+    tensors = checkpoint.tensors
+    _check(checkpoint.path, tensors, model.state_dict())
+    # A layer cannot compute with two precisions: the widest of them is used.
+    precisions = {x.dtype for x in tensors.values() if x.is_floating_point()}
+    if len(precisions) > 1:
+        widest = reduce(torch.promote_types, precisions)
+        tensors = {k: x.to(widest) if x.is_floating_point() else x for k, x in tensors.items()}
+    model.load_state_dict({key: x.contiguous() for key, x in tensors.items()}, assign=True)
+    model.origin, model.file = checkpoint.format, checkpoint.path
+    model.labels, model.learnt_from = checkpoint.labels, checkpoint.learnt_from
+    model.preprocess, model.activation = checkpoint.preprocessing, checkpoint.activation
+    return model.eval()
+
+
+def _with_options(checkpoint: Checkpoint, options: dict[str, Any]) -> Checkpoint:
+    architecture = checkpoint.architecture
+    if not isinstance(architecture, ViTArchitecture):
+        raise VitrailError(f"{name(architecture)} takes no {', '.join(options)}")
+    if wrong := set(options) - _OPTIONS:
+        raise VitrailError(f"cannot change {', '.join(sorted(wrong))} of trained weights")
+    return replace(checkpoint, architecture=replace(architecture, **options))
+
+
+def _resized(checkpoint: Checkpoint, size: Size) -> Checkpoint:
+    """The checkpoint for images of another size; class slots stay as they are."""
+    old = checkpoint.architecture
+    if size == old.size:
+        return checkpoint
+    new = replace(old, size=size)
+    wanted = _shapes(new)
+    tensors = dict(checkpoint.tensors)
+    for key, table in tensors.items():
+        if not re.search(_POSITIONS, key):
+            continue
+        if table.ndim == 2:  # rows, columns, offsets: one axis each
+            tensors[key] = resize_line(table, wanted[key].shape[0])
+        elif isinstance(old, ViTArchitecture) and isinstance(new, ViTArchitecture):
+            tensors[key] = resize_grid(table, old.grid, new.grid, old.interpolation)
+    pre = checkpoint.preprocessing
+    pre = None if pre is None else fitted(pre, size)
+    return replace(checkpoint, architecture=new, tensors=tensors, preprocessing=pre)
+
+
+def fitted(preprocessing: Preprocessing, size: Size) -> Preprocessing:
+    """The same preprocessing for images of another size, cropped by the same fraction."""
+    if preprocessing.size == size:
+        return preprocessing
+    short = round(preprocessing.short_side * min(size) / min(preprocessing.size))
+    return replace(preprocessing, size=size, short_side=short)
+
+
+def read_checkpoint(
     path: Path,
-    wish: Size | None = None,
+    requested: Size | None = None,
     known_size: Size | None = None,
     *,
     heads: int | None = None,
     gelu: Gelu | None = None,
 ) -> Checkpoint:
-    """Recognise a checkpoint and put it into our terms.
+    """Recognize a checkpoint and translate it.
 
-    `wish` is the size the user wants; `known_size` that of the images the file is for, `heads` and
-    `gelu` what it cannot say itself, where the caller knows them.
+    `requested` is the size the user wants; `known_size` that of the images the file is for, `heads`
+    and `gelu` what it cannot say itself, where the caller knows them.
     """
-    contents = replace(files.read(path), size=known_size, heads=heads, gelu=gelu)
-    if native.recognise(contents):
-        told = native.describe(contents)
-        refuse_other_heads(contents, told.architecture)
-        check(path, contents.tensors, shapes(told.architecture))
-        return Checkpoint(path=path, format="vitrail", tensors=contents.tensors, **told._asdict())
+    contents = replace(read(path), size=known_size, heads=heads, gelu=gelu)
+    if native.recognize(contents):
+        stored = native.describe(contents)
+        _check_heads(contents, stored["architecture"])
+        _check(path, contents.tensors, _shapes(stored["architecture"]))
+        return Checkpoint(path=path, format="vitrail", tensors=contents.tensors, **stored)
     for known in FORMATS.values():
-        if known.recognise(contents):
-            return translate(known, contents, wish)
+        if known.recognize(contents):
+            return _translate(known, contents, requested)
     shown = ", ".join(list(contents.tensors)[:3]) or "nothing"
     raise VitrailError(
         f"{path} is no checkpoint of a known architecture (it holds {shown} …); "
@@ -219,26 +251,25 @@ def read(
     )
 
 
-def translate(known: Format, contents: Contents, wish: Size | None) -> Checkpoint:
-    """Their tensors under our names, with the architecture they imply."""
-    # Tensors and config.json may hold anything: whatever they upset is one line about this file.
-    with files.parsing(contents.path, f"{known.name} checkpoint"):
-        if family := known.stranger(contents):
+def _translate(known: Format, contents: Contents, requested: Size | None) -> Checkpoint:
+    # Tensors and config.json may hold anything: any exception becomes one line about this file.
+    with parsing(contents.path, f"{known.name} checkpoint"):
+        if family := known.unsupported(contents):
             raise VitrailError(f"{contents.path} is {family}, which Vitrail does not have")
         unstated = known.unstated(contents)
-        contents = replace(contents, tensors=known.normalise(contents.tensors))
-        architecture = known.describe(contents, wish)
-        refuse_other_heads(contents, architecture)
+        contents = replace(contents, tensors=known.normalize(contents.tensors))
+        architecture = known.describe(contents, requested)
+        _check_heads(contents, architecture)
         if isinstance(architecture, ViTArchitecture):
-            told: dict[str, Any] = {"interpolation": known.interpolation}
-            told |= known.exceptions(contents)
-            told |= {"gelu": contents.gelu} if contents.gelu else {}
-            architecture = replace(known.numerics(architecture), **told)
+            stated: dict[str, Any] = {"interpolation": known.interpolation}
+            stated |= known.exceptions(contents)
+            stated |= {"gelu": contents.gelu} if contents.gelu else {}
+            architecture = replace(known.numerics(architecture), **stated)
         labels = known.labels(contents)
         preprocessing = known.preprocessing(contents, architecture)
-    wanted = shapes(architecture)
-    matched = place(known, architecture, wanted)
-    check(contents.path, contents.tensors, to_theirs(matched, wanted))
+    wanted = _shapes(architecture)
+    matched = _place(known, architecture, wanted)
+    _check(contents.path, contents.tensors, to_theirs(matched, wanted))
     if not labels and architecture.classes == 1000:
         # Nobody else publishes files of exactly a thousand classes without their names.
         labels = tuple(ResNet50_Weights.DEFAULT.meta["categories"])
@@ -249,19 +280,19 @@ def translate(known: Format, contents: Contents, wish: Size | None) -> Checkpoin
         tensors=to_ours(matched, contents.tensors),
         labels=labels if len(labels) == architecture.classes else (),
         preprocessing=preprocessing,
-        assumed=assumption(contents, architecture, unstated),
+        assumed=_assumption(contents, architecture, unstated),
     )
 
 
-def refuse_other_heads(contents: Contents, architecture: Architecture) -> None:
-    """Stop where the user names another number of heads than the file itself has."""
+def _check_heads(contents: Contents, architecture: Architecture) -> None:
+    """Stop where the user gives another number of heads than the file itself has."""
     heads = getattr(architecture, "heads", None)
     if contents.heads not in (None, heads):
         has = f"says it has {heads}" if heads else f"is a {name(architecture)}, which has none"
         raise VitrailError(f"{contents.path} {has}; heads = {contents.heads} cannot be")
 
 
-def assumption(contents: Contents, a: Architecture, unstated: Collection[Unstated]) -> str:
+def _assumption(contents: Contents, a: Architecture, unstated: Collection[Unstated]) -> str:
     """One line about what a file leaves open and how it is read; empty where it says everything."""
     heads, width = getattr(a, "heads", 1), getattr(a, "width", 1)
     words: dict[Unstated, str] = {
@@ -284,7 +315,7 @@ def assumption(contents: Contents, a: Architecture, unstated: Collection[Unstate
     return f"{line}; {'=…, '.join(options)}=… (convert: {flags}) would change that"
 
 
-def place(known: Format, architecture: Architecture, tensors: Tensors) -> list[Entry]:
+def _place(known: Format, architecture: Architecture, tensors: Tensors) -> list[Entry]:
     """Where each of our tensors is in a format; an error names those that have no place there."""
     matched, homeless = match(known.table(architecture), tensors)
     if homeless:
@@ -292,47 +323,10 @@ def place(known: Format, architecture: Architecture, tensors: Tensors) -> list[E
     return matched
 
 
-def shapes(architecture: Architecture) -> dict[str, Tensor]:
-    """Every tensor of the architecture, without its numbers."""
+def _shapes(architecture: Architecture) -> Tensors:
+    """Every tensor of the architecture, on the meta device."""
     with torch.device("meta"):
         return build(architecture).state_dict()
-
-
-def resized(checkpoint: Checkpoint, size: Size) -> Checkpoint:
-    """The checkpoint for images of another size; class slots stay as they are."""
-    old = checkpoint.architecture
-    if size == old.size:
-        return checkpoint
-    new = replace(old, size=size)
-    wanted = shapes(new)
-    tensors = dict(checkpoint.tensors)
-    for key, table in tensors.items():
-        if not re.search(POSITIONS, key):
-            continue
-        if table.ndim == 2:  # rows, columns, offsets: one axis each
-            tensors[key] = resize_line(table, wanted[key].shape[0])
-        elif isinstance(old, ViTArchitecture) and isinstance(new, ViTArchitecture):
-            tensors[key] = resize_grid(table, old.grid, new.grid, old.interpolation)
-    pre = checkpoint.preprocessing
-    pre = None if pre is None else fitted(pre, size)
-    return replace(checkpoint, architecture=new, tensors=tensors, preprocessing=pre)
-
-
-def published_preprocessing(checkpoint: Checkpoint, published: Published) -> Preprocessing | None:
-    """What was published beside a file that cannot say it itself."""
-    pre = checkpoint.preprocessing
-    if pre is None or not published.crop:
-        return pre
-    short = round(published.size / published.crop)
-    return replace(pre, short_side=short, interpolation=published.interpolation)
-
-
-def fitted(preprocessing: Preprocessing, size: Size) -> Preprocessing:
-    """The same preprocessing for images of another size, cropped by the same fraction."""
-    if preprocessing.size == size:
-        return preprocessing
-    short = round(preprocessing.short_side * min(size) / min(preprocessing.size))
-    return replace(preprocessing, size=size, short_side=short)
 
 
 def save(model: Classifier, path: str | Path, to: FormatName = "vitrail") -> None:
@@ -344,11 +338,11 @@ def save(model: Classifier, path: str | Path, to: FormatName = "vitrail") -> Non
     if model.preprocess is not None and not isinstance(model.preprocess, Preprocessing):
         raise VitrailError("cannot save a preprocess that is not vitrail's Preprocessing")
     # A folder's name may have a dot in it, and transformers' checkpoints are folders.
-    named = to == "huggingface" and path.suffix not in CONTAINERS
-    files.write(contents(model, path, to), folder=path.is_dir() or named)
+    named = to == "huggingface" and path.suffix not in _CONTAINERS
+    write(to_contents(model, path, to), folder=path.is_dir() or named)
 
 
-def contents(model: Classifier, path: Path, to: FormatName) -> Contents:
+def to_contents(model: Classifier, path: Path, to: FormatName) -> Contents:
     """What the file or folder of that format will hold."""
     tensors = {key: x.detach().cpu() for key, x in model.state_dict().items()}
     if to == "vitrail":
@@ -365,24 +359,24 @@ def contents(model: Classifier, path: Path, to: FormatName) -> Contents:
     if reason := target.refusal(model.architecture):
         raise VitrailError(f"cannot write {name(model.architecture)} for {to}: {reason}")
     architecture, tensors = target.adapt(model.architecture, tensors)
-    matched = place(target, architecture, tensors)
+    matched = _place(target, architecture, tensors)
     config, preprocessor = target.sidecars(model)
-    found = Contents(
+    contents = Contents(
         path=path,
-        tensors=target.spell(architecture, to_theirs(matched, tensors)),
+        tensors=target.file_names(architecture, to_theirs(matched, tensors)),
         metadata={"format": "pt"},
         config=config,
         preprocessor=preprocessor,
     )
-    if path.suffix in CONTAINERS - {".safetensors"} and not path.is_dir():
-        kept = model.origin == target.name
-        refuse_unreadable(target, found, architecture if kept else target.numerics(architecture))
-    return found
+    if path.suffix in _CONTAINERS - {".safetensors"} and not path.is_dir():
+        same = model.origin == target.name
+        _refuse_ambiguous(target, contents, architecture if same else target.numerics(architecture))
+    return contents
 
 
-def refuse_unreadable(target: Format, found: Contents, architecture: Architecture) -> None:
+def _refuse_ambiguous(target: Format, contents: Contents, architecture: Architecture) -> None:
     """Stop where a file without a config would be read as another model."""
-    bare = replace(found, config={}, tensors=target.normalise(found.tensors))
+    bare = replace(contents, config={}, tensors=target.normalize(contents.tensors))
     seen = target.describe(bare, architecture.size)
     if isinstance(seen, ViTArchitecture):
         seen = replace(target.numerics(seen), **target.exceptions(bare))
@@ -390,6 +384,6 @@ def refuse_unreadable(target: Format, found: Contents, architecture: Architectur
         has, reads = getattr(architecture, what, None), getattr(seen, what, None)
         if has != reads:
             raise VitrailError(
-                f"{found.path.name} would be read with {what} {reads} instead of {has}, since "
+                f"{contents.path.name} would be read with {what} {reads} instead of {has}, since "
                 f"such a file cannot say; write a .safetensors file or a folder"
             )

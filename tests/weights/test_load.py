@@ -11,8 +11,8 @@ import vitrail
 from tests.models import noisy, small
 from vitrail.files import place
 from vitrail.model.positions import resize_grid
-from vitrail.weights import files
-from vitrail.weights.loading import MismatchError, contents
+from vitrail.weights import load as load_module
+from vitrail.weights.load import MismatchError, to_contents
 from vitrail.weights.published import find
 
 
@@ -49,13 +49,13 @@ def test_every_missing_unexpected_and_misshapen_key_is_named(saved):
 @pytest.mark.parametrize("to", ["google", "timm", "huggingface", "torchvision"])
 def test_any_one_damaged_tensor_is_one_line(to, tmp_path):
     """Another shape, another rank, or gone: never a traceback, whichever tensor it is."""
-    good = contents(small("vit"), tmp_path / ("m.npz" if to == "google" else "m.pth"), to)
+    good = to_contents(small("vit"), tmp_path / ("m.npz" if to == "google" else "m.pth"), to)
     for key, tensor in good.tensors.items():
         others = {name: x for name, x in good.tensors.items() if name != key}
         damaged = [others | {key: x} for x in (tensor[..., :-1], tensor[None], torch.zeros(()))]
         # Without positions the file is one of a model that has none.
         for tensors in damaged if "pos_embed" in key else [*damaged, others]:
-            files.write(replace(good, tensors=tensors))
+            load_module.write(replace(good, tensors=tensors))
             with pytest.raises(vitrail.VitrailError) as error:
                 vitrail.load(good.path)
             assert "\n" not in str(error.value)
@@ -186,7 +186,7 @@ def test_a_rectangle_that_would_be_read_as_a_square_is_not_written(tmp_path):
 def test_a_zero_head_hides_nothing_from_convert(tmp_path, monkeypatch):
     """The features are compared too: here the file is damaged between writing and reading."""
     source = saved_native(vitrail.create("Ti/16", depth=1, size=64), tmp_path)
-    write = files.write
+    write = load_module.write
 
     def damaging(contents, folder=False):
         key = next(key for key in contents.tensors if key.endswith("qkv.weight"))
@@ -194,7 +194,7 @@ def test_a_zero_head_hides_nothing_from_convert(tmp_path, monkeypatch):
             replace(contents, tensors=contents.tensors | {key: contents.tensors[key] * 2}), folder
         )
 
-    monkeypatch.setattr(files, "write", damaging)
+    monkeypatch.setattr(load_module, "write", damaging)
     parity = vitrail.convert(source, tmp_path / "x.safetensors", to="timm")
     assert parity.difference == 0
     assert parity.features > 1e-3
@@ -203,9 +203,9 @@ def test_a_zero_head_hides_nothing_from_convert(tmp_path, monkeypatch):
 
 def test_a_damaged_file_of_our_own_is_not_mended_by_resizing(tmp_path):
     path = saved_native(small("vit"), tmp_path)
-    good = files.read(path)
+    good = load_module.read(path)
     for key, tensor in good.tensors.items():
-        files.write(replace(good, tensors=good.tensors | {key: tensor[..., :-1]}))
+        load_module.write(replace(good, tensors=good.tensors | {key: tensor[..., :-1]}))
         with pytest.raises(MismatchError, match="instead of"):
             vitrail.load(path, size=96)
 
@@ -307,7 +307,7 @@ def test_weights_carry_their_activation_and_older_ones_take_it_from_their_run(tm
     vitrail.save(model, run / "model.safetensors")
     assert vitrail.load(run / "model.safetensors").activation == "sigmoid"
     assert vitrail.load(run / "model.safetensors", classes=3).activation == "softmax"
-    header = json.loads(files.read(run / "model.safetensors").metadata["vitrail"])
+    header = json.loads(load_module.read(run / "model.safetensors").metadata["vitrail"])
     del header["activation"]
     tensors = load_file(run / "model.safetensors")
     save_file(tensors, run / "model.safetensors", {"vitrail": json.dumps(header)})
@@ -321,7 +321,7 @@ def test_weights_carry_their_activation_and_older_ones_take_it_from_their_run(tm
 def test_our_own_header_is_checked(tmp_path):
     vitrail.save(small("vit"), tmp_path / "m.safetensors")
     tensors = load_file(tmp_path / "m.safetensors")
-    described = json.loads(files.read(tmp_path / "m.safetensors").metadata["vitrail"])
+    described = json.loads(load_module.read(tmp_path / "m.safetensors").metadata["vitrail"])
     changes = ({"labels": 5}, {"labels": ["a"]}, {"activation": "relu"}, {"activation": []})
     wrong = [described | change for change in changes]
     wrong += [described | {"preprocessing": value} for value in (5, {"size": 3})]

@@ -1,4 +1,4 @@
-"""`convert`: one checkpoint format to another, with proof that nothing changed on the way."""
+"""`convert`: one checkpoint format to another, with a check that the outputs are the same."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -8,28 +8,27 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.model import Architecture
 from vitrail.model.variants import name
-from vitrail.weights.loading import (
+from vitrail.weights.load import (
     FORMATS,
     Checkpoint,
     FormatName,
     Gelu,
     open_checkpoint,
-    read,
+    read_checkpoint,
     save,
     to_model,
 )
 
-IMAGES = 2
-SEED = 0
-TOLERANCE = 1e-4
-"""Largest difference in logits that rounding explains; a wrong layout is off by whole units."""
+_IMAGES = 2
+_SEED = 0
+# Largest difference in logits that rounding explains; a wrong layout is off by whole units.
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """What a conversion did to the numbers."""
+    """The outcome of a conversion."""
 
     source: str
     source_format: str
@@ -39,42 +38,41 @@ class Parity:
     parameters: int
     classes: int
     images: int
-    """Random images that both models were given."""
+    """Number of random images compared."""
     difference: float
-    """Largest difference in logits between the source under the target's GELU and epsilon, and the
-    file as it was read back."""
+    """Largest difference in logits between the source, with the target's GELU and epsilon, and the
+    file as read back."""
     features: float
-    """The same for the features, which tell two models apart even where a head is still zero."""
+    """The same for the features, which differ even where a head is still zero."""
     switch: float
     """Largest change in logits that the target's GELU and epsilon make by themselves."""
     gelu: str
     eps: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for `--json`."""
         return asdict(self)
 
     @property
     def holds(self) -> bool:
-        """Whether the written file is the same model."""
-        return max(self.difference, self.features) <= TOLERANCE
+        """Whether the written file is the same model, up to rounding."""
+        return max(self.difference, self.features) <= _TOLERANCE
 
     def lines(self) -> list[str]:
-        """The report for a person."""
         meaning = f"GELU {self.gelu}, LayerNorm epsilon {self.eps:g}"
-        moved = (
-            f"{self.target_format} means {meaning}; that alone moves logits by {self.switch:.1e}"
-        )
+        effect = f"none: {meaning}, as before"
+        if self.switch:
+            effect = (
+                f"{self.target_format} means {meaning}; "
+                f"that alone moves logits by {self.switch:.1e}"
+            )
+        switch = [f"switch  {effect}"] if self.gelu else []
         return [
             f"read    {self.source}  {self.source_format} · {self.variant} · "
             f"{self.parameters:,} parameters · {self.classes:,} classes",
             f"wrote   {self.target}  {self.target_format}",
             f"parity  largest difference {self.difference:.1e} in logits, {self.features:.1e} in "
             f"features, over {self.images} random images, read back",
-            *(
-                [f"switch  {moved if self.switch else f'none: {meaning}, as before'}"]
-                * bool(self.gelu)
-            ),
+            *switch,
         ]
 
 
@@ -98,12 +96,14 @@ def convert(
         raise VitrailError(f"{target} is the source itself; give another name")
     model = to_model(checkpoint)
     save(model, target, to)
-    kept = to in ("vitrail", checkpoint.format)
-    switched = architecture if kept else FORMATS[to].numerics(architecture)
-    images = sample_images(architecture)
-    as_it_was = answers(checkpoint, images)
-    expected = answers(replace(checkpoint, architecture=switched), images)
-    back = answers(read(target, known_size=architecture.size), images)
+    same = to in ("vitrail", checkpoint.format)
+    switched = architecture if same else FORMATS[to].numerics(architecture)
+    generator = torch.Generator().manual_seed(_SEED)
+    images = torch.randn(_IMAGES, architecture.channels, *architecture.size, generator=generator)
+    images = images.clamp(-1, 1)
+    original = _outputs(checkpoint, images)
+    expected = _outputs(replace(checkpoint, architecture=switched), images)
+    back = _outputs(read_checkpoint(target, known_size=architecture.size), images)
     return Parity(
         source=str(source),
         source_format=checkpoint.format,
@@ -112,31 +112,24 @@ def convert(
         variant=name(architecture),
         parameters=sum(x.numel() for x in model.parameters()),
         classes=architecture.classes,
-        images=IMAGES,
-        difference=largest(expected[0], back[0]),
-        features=largest(expected[1], back[1]),
-        switch=largest(as_it_was[0], expected[0]),
+        images=_IMAGES,
+        difference=_largest(expected[0], back[0]),
+        features=_largest(expected[1], back[1]),
+        switch=_largest(original[0], expected[0]),
         gelu=getattr(switched, "gelu", ""),
         eps=getattr(switched, "eps", 0.0),
     )
 
 
-def sample_images(a: Architecture) -> Tensor:
-    """The same noise for every model of a shape."""
-    generator = torch.Generator().manual_seed(SEED)
-    return torch.randn(IMAGES, a.channels, *a.size, generator=generator).clamp(-1, 1)
-
-
 @torch.inference_mode()
-def answers(checkpoint: Checkpoint, images: Tensor) -> tuple[Tensor, Tensor]:
+def _outputs(checkpoint: Checkpoint, images: Tensor) -> tuple[Tensor, Tensor]:
     """Logits and features of a checkpoint, in float32."""
     model = to_model(checkpoint).float()
     features = model.features(images)
     return features if model.head is None else model.head(features), features
 
 
-def largest(a: Tensor, b: Tensor) -> float:
-    """The largest difference; models that answer in other shapes differ without bound."""
+def _largest(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape:
         raise VitrailError(f"the converted model answers {tuple(b.shape)}, not {tuple(a.shape)}")
     return (a - b).abs().max().item()
