@@ -19,12 +19,12 @@ from vitrail.config import Config
 from vitrail.devices import Devices, devices
 from vitrail.evaluation.classify import predict
 from vitrail.settings import load
-from vitrail.training import optimiser
-from vitrail.training.building import build_model
+from vitrail.training import optim as optimizers
+from vitrail.training.build import build_model
 from vitrail.training.checkpoint import Learner
+from vitrail.training.inputs import images_for, workers_for
 from vitrail.training.loop import Length, Loop
-from vitrail.training.material import images_for, workers_for
-from vitrail.training.schedule import Schedule
+from vitrail.training.optim import Schedule
 from vitrail.training.train import open_parts
 
 
@@ -51,7 +51,7 @@ def finetune(model: Any, config: Config, data: Any, where: Devices) -> tuple[flo
     steps, optim = config.train.steps, config.optim
     learner = Learner(
         task=task,
-        optimiser=optimiser.build(task, optim, where.device),
+        optimiser=optimizers.build(task, optim, where.device),
         average=None,
         scaler=torch.amp.GradScaler(where.device.type, enabled=False),
     )

@@ -26,8 +26,10 @@ def test_the_public_names_are_these():
         "inspect",
         "load",
         "predict",
+        "report",
         "save",
         "serve",
+        "sweep",
         "train",
     ]
     for name in vitrail.PUBLIC:

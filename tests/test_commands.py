@@ -25,7 +25,7 @@ from vitrail.evaluation.parts import part_of
 from vitrail.model.vit import ViT
 from vitrail.reporting.page import report
 from vitrail.runs import Run
-from vitrail.survey import Wishes, look_at_data
+from vitrail.survey import CheckOptions, inspect_dataset
 from vitrail.training.sweep import compare, sweep
 from vitrail.training.train import inspect_run
 
@@ -121,7 +121,7 @@ def test_classes_that_a_part_lacks_are_named_by_training_as_by_vitrail_data(phot
     for path in sorted((few / "green").iterdir())[2:]:
         path.unlink()
     warning = "val has no images of green; add some, or try data.split=stratified"
-    assert warning in look_at_data(few, Wishes())["check"].warnings()
+    assert warning in inspect_dataset(few, CheckOptions())["check"].warnings()
     settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.split": "hash"}
     run = vitrail.train(few, settings, out=tmp_path / "run", device="cpu")
     assert f"warning  {warning}" in run.log()
@@ -483,20 +483,20 @@ def test_several_runs_are_compared_on_one_page(run, tmp_path):
 
 def test_data_is_counted_checked_split_packed_and_shown(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    wishes = Wishes(check=True, duplicates=True, sheet=True, pack="store", split=True)
-    found = look_at_data(photos, wishes, {"data.split": "stratified"})
+    options = CheckOptions(check=True, duplicates=True, sheet=True, pack="store", split=True)
+    found = inspect_dataset(photos, options, {"data.split": "stratified"})
     assert [broken.name for part in found["check"].parts for broken in part.broken] == [
         "red/broken.jpg"
     ]
     assert Path(found["sheet"]).stat().st_size > 1000
     assert [name for name, _ in found["pack"]] == ["red/broken.jpg"]
     assert sum(len(names) for names in found["split"].values()) == 61
-    packed = look_at_data("store", Wishes())
+    packed = inspect_dataset("store", CheckOptions())
     assert sum(part.total for part in packed["check"].parts) == 60
 
 
 def parts_of(where: Path | str, *settings: str) -> dict[str, list[str]]:
-    return look_at_data(where, Wishes(split=True), settings)["split"]
+    return inspect_dataset(where, CheckOptions(split=True), settings)["split"]
 
 
 @pytest.mark.parametrize("brought", [(), ("train", "test")])
@@ -505,7 +505,7 @@ def test_a_store_is_split_as_what_was_packed_would_be(photos, tmp_path, brought)
     for part in brought or ("",):
         shutil.copytree(photos, folder / part, ignore=shutil.ignore_patterns("broken.jpg"))
     store = tmp_path / "store"
-    look_at_data(folder, Wishes(pack=str(store)))
+    inspect_dataset(folder, CheckOptions(pack=str(store)))
     assert list(open_data(store, val=0.0, test=0.0).parts) == list(brought or ("train",))
     for settings in ((), ("data.val=0.3",), ("data.split=stratified", "data.val=0.2")):
         assert parts_of(store, *settings) == parts_of(folder, *settings)
@@ -530,14 +530,14 @@ def test_holding_out_what_the_data_brings_is_refused_where_it_is_given(photos, t
     }.items():
         refused = rf"^{name}=.* has no effect: photos brings a .*; leave {name} out$"
         with pytest.raises(VitrailError, match=refused):
-            look_at_data(tmp_path / "photos", Wishes(), settings)
+            inspect_dataset(tmp_path / "photos", CheckOptions(), settings)
         with pytest.raises(VitrailError, match=refused):
             vitrail.train(tmp_path / "photos", settings, out=tmp_path / "run", device="cpu")
         tried = {name: [*settings.values(), *settings.values()]}
         with pytest.raises(VitrailError, match=refused):
             sweep(tmp_path / "photos", tried, out=tmp_path / "sweep", device="cpu")
     assert not (tmp_path / "run").exists()
-    look_at_data(tmp_path / "photos", Wishes(), {"data.val": 0.0, "data.test": 0.0})
+    inspect_dataset(tmp_path / "photos", CheckOptions(), {"data.val": 0.0, "data.test": 0.0})
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[data]\nval = 0.2\nsplit = "stratified"\n[model]\nvariant = "Ti/8"\n')
     settings = {k: v for k, v in SHORT.items() if k != "data.split"} | {"train.steps": 1}
@@ -558,13 +558,13 @@ def test_what_comes_back_in_a_test_set_is_named_listed_and_left_out(tmp_path):
     for name in ("a", "b"):
         (other / name).mkdir(parents=True)
         scene(5 if name == "a" else 30).resize((100, 75)).save(other / name / "1.jpg")
-    wishes = Wishes(
+    options = CheckOptions(
         against=(str(held), str(tmp_path / "other")),
         report=str(tmp_path / "page.html"),
         filtered=str(tmp_path / "kept.txt"),
         pack=str(tmp_path / "store"),
     )
-    found = look_at_data(large, wishes, {"data.val": 0.0, "data.test": 0.0})
+    found = inspect_dataset(large, options, {"data.val": 0.0, "data.test": 0.0})
     gone = ["even/8.png", "odd/3.png", "odd/5.png"]
     assert (found["kept"], found["removed"]) == (9, 3)
     assert sorted(name for name, _ in found["pack"]) == gone
@@ -584,11 +584,11 @@ def test_mirror_images_count_where_that_is_asked_for(tmp_path, mirrored):
             place = tmp_path / folder / ("odd" if seed % 2 else "even")
             place.mkdir(parents=True, exist_ok=True)
             picture.save(place / f"{seed}.png")
-    wishes = Wishes(against=(str(tmp_path / "b"),), mirrored=mirrored)
-    found = look_at_data(tmp_path / "a", wishes, {"data.val": 0.0, "data.test": 0.0})
+    options = CheckOptions(against=(str(tmp_path / "b"),), mirrored=mirrored)
+    found = inspect_dataset(tmp_path / "a", options, {"data.val": 0.0, "data.test": 0.0})
     assert sum(len(one.pairs) for one in found["duplicates"].sections) == 4 * mirrored
     with pytest.raises(VitrailError, match=r"--mirrored need --duplicates"):
-        look_at_data(tmp_path / "a", Wishes(mirrored=True))
+        inspect_dataset(tmp_path / "a", CheckOptions(mirrored=True))
 
 
 def test_a_store_trains_to_the_same_weights_as_its_folder(photos, tmp_path):
@@ -598,7 +598,7 @@ def test_a_store_trains_to_the_same_weights_as_its_folder(photos, tmp_path):
         (whole / name).mkdir(parents=True)
         for path in (photos / name).glob("[0-9]*.jpg"):
             (whole / name / path.name).symlink_to(path)
-    look_at_data(whole, Wishes(pack=str(tmp_path / "store")), {"data.split": "stratified"})
+    inspect_dataset(whole, CheckOptions(pack=str(tmp_path / "store")), {"data.split": "stratified"})
     runs = [
         vitrail.train(source, settings, out=tmp_path / f"run{i}", device="cpu")
         for i, source in enumerate([whole, tmp_path / "store"])

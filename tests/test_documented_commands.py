@@ -15,7 +15,7 @@ from vitrail.data.catalog import CATALOGUE
 from vitrail.errors import VitrailError
 from vitrail.model import create
 from vitrail.settings import RECIPES, explanations, load, parse, put, recipes, schema
-from vitrail.training.building import chosen_options
+from vitrail.training.build import chosen_options
 from vitrail.training.resolve import resolve_config
 from vitrail.training.sweep import points, with_point
 from vitrail.weights.published import BUILTIN, find

@@ -131,14 +131,14 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 @click.option("--split", is_flag=True, help="List which picture belongs to which part.")
 @click.option("--workers", default=0, show_default=True, help="Processes that decode.")
 @AS_JSON
-def data(data: str, settings: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
+def data(data: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Check, describe, split, pack, find duplicates; a sheet of images.
 
     Without options: classes and counts. SETTINGS are those of [data], as data.val=0.2.
     """
-    from vitrail.survey import Wishes, look_at_data
+    from vitrail.survey import CheckOptions, inspect_dataset
 
-    found = look_at_data(data, Wishes(**wishes), settings)
+    found = inspect_dataset(data, CheckOptions(**options), settings)
     if as_json:
         plain = {
             key: value.to_dict() if hasattr(value, "to_dict") else value
@@ -147,7 +147,7 @@ def data(data: str, settings: tuple[str, ...], as_json: bool, **wishes: Any) -> 
         echo(json.dumps(plain, ensure_ascii=False))
     else:
         # The list alone, to be piped, unless more was asked for.
-        show_data(found, table=wishes["check"] or not wishes["split"])
+        show_data(found, table=options["check"] or not options["split"])
 
 
 def show_data(found: dict[str, Any], table: bool) -> None:
@@ -350,17 +350,17 @@ def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
 )
 @DEVICE
 @AS_JSON
-def inspect(model: str, images: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
+def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Filters, positions, attention distance, rollout, as pictures.
 
     Without IMAGE: what the weights alone show, which is filters and positions.
     """
     from vitrail.inspection.inspecting import inspect
 
-    if wishes["layers"] is not None:
-        wishes["layers"] = parse_numbers("--layers", wishes["layers"])
-    wishes["size"] = None if wishes["size"] is None else parse_size(wishes["size"])
-    found = inspect(model, list(images), **wishes)
+    if options["layers"] is not None:
+        options["layers"] = parse_numbers("--layers", options["layers"])
+    options["size"] = None if options["size"] is None else parse_size(options["size"])
+    found = inspect(model, list(images), **options)
     for name, reason in found["broken"]:
         echo(f"left out  {name}: {reason}", err=True)
     if as_json:

@@ -19,7 +19,7 @@ from vitrail.training.train import open_parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
+class CheckOptions:
     """What `vitrail data` is to do beside counting."""
 
     check: bool = False
@@ -40,73 +40,75 @@ class Wishes:
     workers: int = 0
 
 
-def look_at_data(what: str | Path, wishes: Wishes, settings: Settings = ()) -> dict[str, Any]:
+def inspect_dataset(
+    what: str | Path, options: CheckOptions, settings: Settings = ()
+) -> dict[str, Any]:
     """What a data set holds and what is wrong with it: one entry for each thing that was asked."""
     pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
     values: dict[str, Any] = {}
     for name, value in [("data.source", str(what)), *pairs]:
         put(values, name, value)
-    about_duplicates = wishes.report or wishes.filtered or wishes.mirrored
-    if about_duplicates and not (wishes.duplicates or wishes.against):
+    about_duplicates = options.report or options.filtered or options.mirrored
+    if about_duplicates and not (options.duplicates or options.against):
         raise VitrailError(
             "--report, --filtered and --mirrored need --duplicates or --against DATA"
         )
     config = build(values)
     brought = as_brought(what, unlabelled=config.train.objective == "masked")
     data = whole = open_parts(config, changed(config), brought)
-    if wishes.pack:
+    if options.pack:
         # A store is split when it is opened, as the data itself would be.
         undivided = with_settings(config, data__val=0.0, data__test=0.0)
         whole = open_parts(undivided, brought=brought)
     result: dict[str, Any] = {}
     with count_progress(f"reading {data.name}") as advance:
-        if wishes.check:
-            result["check"] = checking.check(data, workers=wishes.workers, progress=advance)
+        if options.check:
+            result["check"] = checking.check(data, workers=options.workers, progress=advance)
         else:
             result["check"] = checking.describe(data)
-        if wishes.duplicates or wishes.against:
+        if options.duplicates or options.against:
             from vitrail.duplicates import find as duplicates
 
             result["duplicates"] = duplicates.find(
                 whole,
-                against=[as_brought(other) for other in wishes.against],
-                inside=wishes.duplicates,
-                alike=duplicates.Alike(mirrored=wishes.mirrored),
-                workers=wishes.workers,
+                against=[as_brought(other) for other in options.against],
+                inside=options.duplicates,
+                alike=duplicates.Alike(mirrored=options.mirrored),
+                workers=options.workers,
                 progress=advance,
             )
-    result |= kept_of(whole, wishes, result.get("duplicates"))
-    if wishes.sheet:
+    result |= kept_of(whole, options, result.get("duplicates"))
+    if options.sheet:
         target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
         drawn = contact_sheet(data.part("train"))
         replace_with(target, lambda part: drawn.save(part, format="JPEG", quality=88))
         result["sheet"] = str(target)
-    if wishes.split:
+    if options.split:
         result["split"] = {name: list(part.names) for name, part in data.parts.items()}
     return result
 
 
-def kept_of(data: Data, wishes: Wishes, found: Any) -> dict[str, Any]:
+def kept_of(data: Data, options: CheckOptions, found: Any) -> dict[str, Any]:
     """What is written of a data set once it is known what lies in it twice."""
     result: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    if found is not None and wishes.report:
+    if found is not None and options.report:
         from vitrail.reporting import duplicates as duplicates_page
 
-        result["report"] = str(duplicates_page.write(found, Path(wishes.report)))
-    if found is not None and (wishes.filtered or wishes.against):
+        result["report"] = str(duplicates_page.write(found, Path(options.report)))
+    if found is not None and (options.filtered or options.against):
         from vitrail.duplicates import find as duplicates
 
         kept, _ = duplicates.without(data, found)
         left_out = duplicates.reasons(found)
         result["kept"], result["removed"] = len(kept.targets), len(left_out)
-        if wishes.filtered:
-            write_text(Path(wishes.filtered), "".join(f"{name}\n" for name in kept.names))
-            result["filtered"] = wishes.filtered
-        if wishes.against:
+        if options.filtered:
+            write_text(Path(options.filtered), "".join(f"{name}\n" for name in kept.names))
+            result["filtered"] = options.filtered
+        if options.against:
             data = replace(data, train=kept)
-    if wishes.pack:
+    if options.pack:
         with count_progress(f"packing {data.name}") as advance:
-            broken = pack_data(data, Path(wishes.pack), progress=advance)
-        result["pack"] = [*broken, *(left_out.items() if wishes.against else ())]
+            broken = pack_data(data, Path(options.pack), progress=advance)
+        result["pack"] = [*broken, *(left_out.items() if options.against else ())]
     return result

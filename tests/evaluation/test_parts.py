@@ -190,7 +190,7 @@ def test_swapped_images_do_not_resume(run, photos, moved, tmp_path):
     with pytest.raises(VitrailError, match=r"other training images \(\d+ as now, but not the same"):
         vitrail.train(moved, SHORT, out=out, resume=True, device="cpu")
     # A run from before is checked by names alone, and says nothing of contents.
-    from vitrail.training.introduction import fingerprint
+    from vitrail.training.summary import fingerprint
 
     data = begun.info()["data"] | {"fingerprint": fingerprint(open_data(moved, test=0.2).train)}
     begun.update(data=data)

@@ -4,14 +4,14 @@ from torch import nn
 
 import vitrail
 from vitrail.settings import load
-from vitrail.training.averaging import Average
+from vitrail.training.optim import EMA
 from vitrail.training.train import train_config
 
 
 @pytest.mark.parametrize("ramp", [True, False])
 def test_the_average_follows_the_formula(ramp):
     model = nn.Linear(2, 1, bias=False)
-    average = Average(model, 0.9, ramp)
+    average = EMA(model, 0.9, ramp)
     expected = model.weight.detach().double().clone()
     for step in range(200):
         with torch.no_grad():
@@ -24,13 +24,13 @@ def test_the_average_follows_the_formula(ramp):
 
 def test_batch_norms_statistics_are_averaged_and_counts_are_not():
     model = nn.BatchNorm1d(3)
-    average = Average(model, 0.999)
+    average = EMA(model, 0.999)
     assert set(average.tensors) == {"weight", "bias", "running_mean", "running_var"}
 
 
 def test_the_model_has_the_averaged_weights_only_inside_the_block():
     model = nn.Linear(2, 2)
-    average = Average(model, 0.99)
+    average = EMA(model, 0.99)
     with torch.no_grad():
         model.weight.add_(1.0)
     live, kept = model.weight.detach().clone(), average.tensors["weight"].clone()

@@ -12,7 +12,7 @@ from vitrail import create, save
 from vitrail.devices import Devices, counted, energy, largest_size, peak_memory, reset_peak
 from vitrail.training import train as training
 from vitrail.training.cost import DAY, Meter, earlier, exaflops
-from vitrail.training.material import features_for
+from vitrail.training.inputs import features_for
 from vitrail.training.train import train
 from vitrail.weights.published import COSTS
 

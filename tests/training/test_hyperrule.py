@@ -5,8 +5,8 @@ import pytest
 from vitrail.config import Config
 from vitrail.data.opening import open_data
 from vitrail.settings import checked, load, with_settings
-from vitrail.training.building import apply_hyperrule
-from vitrail.training.hyperrule import hyperrule
+from vitrail.training.build import apply_hyperrule
+from vitrail.training.optim import hyperrule
 
 
 @pytest.mark.parametrize(

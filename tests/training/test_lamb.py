@@ -8,7 +8,7 @@ import torch
 from timm.optim.lamb import Lamb as TimmLamb
 from torch import nn
 
-from vitrail.training.lamb import Lamb
+from vitrail.training.optimizers import Lamb
 
 
 def network() -> nn.Sequential:

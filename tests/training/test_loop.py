@@ -10,7 +10,7 @@ from vitrail.devices import Devices, out_of_memory
 from vitrail.errors import FailureError
 from vitrail.training.checkpoint import Counters, Learner
 from vitrail.training.loop import DivergedError, Length, Loop
-from vitrail.training.schedule import Schedule
+from vitrail.training.optim import Schedule
 
 CPU = Devices(torch.device("cpu"), torch.float32)
 

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitrail.config import Config, Optim, System
 from vitrail.errors import VitrailError
 from vitrail.model import create
-from vitrail.training.muon import Muon, orthogonal
-from vitrail.training.optimiser import build
+from vitrail.training.optim import build
+from vitrail.training.optimizers import Muon, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(24, 12), (48, 16), (16, 48)])

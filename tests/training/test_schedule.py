@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrail.training.schedule import Schedule
+from vitrail.training.optim import Schedule
 
 
 def at(schedule: Schedule, step: int, steps: int) -> float:

@@ -21,8 +21,8 @@ from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.reporting.sweeps import tables, tasks
 from vitrail.runs import Run
 from vitrail.settings import load, with_settings
+from vitrail.training.multi_dataset import whose
 from vitrail.training.resolve import resolve_config
-from vitrail.training.suite import whose
 from vitrail.training.sweep import Trial, best_val, chosen, sweep
 from vitrail.vtab import tasks as vtab
 from vitrail.vtab.files import DSPRITES

@@ -21,8 +21,8 @@ from vitrail.model import create
 from vitrail.runs import Run
 from vitrail.settings import load
 from vitrail.training.cost import DAY, Meter, earlier
+from vitrail.training.hooks import Hooks
 from vitrail.training.loop import Loop
-from vitrail.training.oversight import Oversight
 from vitrail.training.sweep import present, sweep
 from vitrail.training.train import train_config
 from vitrail.weights.load import load as load_weights
@@ -148,13 +148,13 @@ def test_a_run_resumes_on_another_number_of_processes(recipe, tmp_path, before, 
 
 def stopped(recipe: Path, out: Path, *settings: str) -> None:
     """Ends as if the machine had failed right after the first checkpoint."""
-    save = Oversight.save
+    save = Hooks.save
 
-    def save_and_fail(self: Oversight, loop: Loop) -> None:
+    def save_and_fail(self: Hooks, loop: Loop) -> None:
         save(self, loop)
         raise KeyboardInterrupt
 
-    with patch.object(Oversight, "save", save_and_fail), suppress(KeyboardInterrupt):
+    with patch.object(Hooks, "save", save_and_fail), suppress(KeyboardInterrupt):
         one(recipe, out, *settings)
 
 

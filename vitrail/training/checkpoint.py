@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from vitrail.devices import Devices, out_of_memory
 from vitrail.errors import FailureError, one_line
 from vitrail.files import replace_with
-from vitrail.training.averaging import Average
+from vitrail.training.optim import EMA
 
 MARK = b"\nsha256:"
 """Stands between a checkpoint and its digest. torch ignores what follows its file."""
@@ -73,7 +73,7 @@ class Learner:
     task: nn.Module
     """The objective with its model inside, spread over the devices."""
     optimiser: torch.optim.Optimizer
-    average: Average | None
+    average: EMA | None
     scaler: torch.amp.GradScaler
 
     def averaged(self) -> AbstractContextManager[None]:

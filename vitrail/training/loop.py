@@ -14,7 +14,7 @@ from vitrail.data.loader import Batch, derive
 from vitrail.devices import Devices, out_of_memory, syncing
 from vitrail.errors import FailureError
 from vitrail.training.checkpoint import Counters, Learner
-from vitrail.training.schedule import Schedule
+from vitrail.training.optim import Schedule
 
 Prepare = Callable[[Batch, slice], tuple[Float[Tensor, "r ..."], Tensor]]
 """From some rows of a batch to what the objective takes: normalized, perhaps mixed or masked."""

@@ -24,11 +24,11 @@ from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
 from vitrail.runs import Run
 from vitrail.settings import OWN, build, load, put, to_flat
-from vitrail.training.building import apply_hyperrule
+from vitrail.training.build import apply_hyperrule
+from vitrail.training.hooks import score
 from vitrail.training.loop import DivergedError
-from vitrail.training.oversight import score
+from vitrail.training.multi_dataset import several, summary
 from vitrail.training.resolve import Settings, comparison_folder, resolve_config
-from vitrail.training.suite import several, summary
 from vitrail.training.train import inspect_run, open_parts, train_config
 
 SOURCE = "data.source"

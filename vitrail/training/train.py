@@ -33,23 +33,22 @@ from vitrail.objectives.masked import MaskedPatches
 from vitrail.runs import Run
 from vitrail.settings import load as load_config
 from vitrail.settings import to_flat
-from vitrail.training import checkpoint, cost, optimiser
-from vitrail.training.averaging import Average
-from vitrail.training.building import apply_hyperrule, build_model, length_of
+from vitrail.training import checkpoint, cost, optim
+from vitrail.training.build import apply_hyperrule, build_model, length_of
 from vitrail.training.checkpoint import Counters, Learner
-from vitrail.training.introduction import BY_CONTENT, describe, fingerprint, lines
-from vitrail.training.loop import Length, Loop
-from vitrail.training.material import (
-    Material,
+from vitrail.training.hooks import NAMED_BROKEN, Hooks, Signals
+from vitrail.training.inputs import (
+    Inputs,
     evaluation_batch,
     features_for,
     images_for,
     validated_by_loss,
     workers_for,
 )
-from vitrail.training.oversight import NAMED_BROKEN, Oversight, Signals
+from vitrail.training.loop import Length, Loop
+from vitrail.training.optim import EMA, Schedule
 from vitrail.training.resolve import Settings, resolve_config
-from vitrail.training.schedule import Schedule
+from vitrail.training.summary import BY_CONTENT, describe, fingerprint, lines
 from vitrail.training.tracking import tracker
 from vitrail.weights.load import load, save
 from vitrail.weights.published import count
@@ -274,31 +273,31 @@ class Training:
         meter = cost.start(self.run, self.where, self.config, model)
         feed = features_for if self.config.train.freeze else images_for
         began = time.perf_counter()
-        material = feed(model, self.data, self.config, self.where)
+        inputs = feed(model, self.data, self.config, self.where)
         prepared = time.perf_counter() - began
-        meter = replace(meter, features=material.computed)
-        learner = self.learner(material.trained)
+        meter = replace(meter, features=inputs.computed)
+        learner = self.learner(inputs.trained)
         if self.config.train.objective == "masked":
-            material = validated_by_loss(
-                material, checkpoint.bare(learner.task), self.data, self.config, self.where
+            inputs = validated_by_loss(
+                inputs, checkpoint.bare(learner.task), self.data, self.config, self.where
             )
-        loop = self.loop(learner, length, material)
+        loop = self.loop(learner, length, inputs)
         self.go_on(loop)
         loop.counters.prepared += prepared
         loop.length = length = length.less(loop.counters.prepared)
-        keep = partial(self.keep, model, learner, material)
+        keep = partial(self.keep, model, learner, inputs)
         with ExitStack() as stack:
-            oversight = self.oversight(material, signals, stack)
-            oversight.note_broken(material.broken)
-            oversight.keep = keep
-            oversight.done = length.done(loop.counters)
-            oversight.flops_per_image = self.flops(model)
-            oversight.cost = meter.read
-            if not loop.counters.stopped_early and oversight.done < 1:
+            hooks = self.hooks(inputs, signals, stack)
+            hooks.note_broken(inputs.broken)
+            hooks.keep = keep
+            hooks.done = length.done(loop.counters)
+            hooks.flops_per_image = self.flops(model)
+            hooks.cost = meter.read
+            if not loop.counters.stopped_early and hooks.done < 1:
                 # Before and after, nothing needs to be written first.
                 stack.enter_context(signals.watched())
-                loop.run(material.batches(loop.counters.step), oversight)
-        self.run.name_broken(self.where.union(oversight.broken))
+                loop.run(inputs.batches(loop.counters.step), hooks)
+        self.run.name_broken(self.where.union(hooks.broken))
         self.run.update(cost=meter.read(loop.counters.step))
         if not signals.asked and (self.config.train.keep == "last" or loop.counters.best is None):
             with learner.averaged():
@@ -321,18 +320,18 @@ class Training:
                 move(previous, last)
         self.run.forget_after(loop.counters.step)
 
-    def oversight(self, material: Material, signals: Signals, stack: ExitStack) -> Oversight:
+    def hooks(self, inputs: Inputs, signals: Signals, stack: ExitStack) -> Hooks:
         """What happens between updates."""
         train, system = self.config.train, self.config.system
         name = system.tracker if self.where.main else "none"
         track, close = tracker(name, self.run.folder, to_flat(self.config))
         stack.callback(close)
-        return Oversight(
+        return Hooks(
             run=self.run,
             images=len(self.data.part("train").targets),
             evaluations=train.evaluations,
             patience=train.patience,
-            validate=material.validate,
+            validate=inputs.validate,
             keep_best=train.keep == "best",
             balanced=train.class_weights == "balanced",
             log_steps=system.log_steps,
@@ -341,7 +340,7 @@ class Training:
             bar=stack.enter_context(TrainingBar(self.where.main)),
             track=track,
             signals=signals,
-            first=partial(self.draw, material),
+            first=partial(self.draw, inputs),
             broken=self.broken,
         )
 
@@ -364,11 +363,11 @@ class Training:
             compiled.compile(mode="reduce-overhead" if graphs else None)
         average = None
         if settings.average:
-            average = Average(task, settings.average, settings.average_ramp)
+            average = EMA(task, settings.average, settings.average_ramp)
         half = self.where.precision is torch.float16 and self.where.device.type == "cuda"
         return Learner(
             task=spread_task,
-            optimiser=optimiser.build(task, self.config.optim, self.where.device),
+            optimiser=optim.build(task, self.config.optim, self.where.device),
             average=average,
             scaler=torch.amp.GradScaler(self.where.device.type, enabled=half),
         )
@@ -389,7 +388,7 @@ class Training:
             std=pre.std,
         )
 
-    def loop(self, learner: Learner, length: Length, material: Material) -> Loop:
+    def loop(self, learner: Learner, length: Length, inputs: Inputs) -> Loop:
         """The loop at its beginning."""
         optim = self.config.optim
         schedule = Schedule(
@@ -408,20 +407,20 @@ class Training:
             clip=optim.clip,
             seed=self.config.seed,
             microbatch=self.config.system.microbatch,
-            prepare=material.prepare,
+            prepare=inputs.prepare,
         )
 
-    def draw(self, material: Material, batch: Batch) -> None:
+    def draw(self, inputs: Inputs, batch: Batch) -> None:
         """The sheet of augmented training images."""
-        if self.run.writes and material.sheet is not None:
-            material.sheet(batch).save(self.run.folder / "augmented.jpg", quality=85)
+        if self.run.writes and inputs.sheet is not None:
+            inputs.sheet(batch).save(self.run.folder / "augmented.jpg", quality=85)
 
-    def keep(self, model: Classifier, learner: Learner, material: Material) -> None:
+    def keep(self, model: Classifier, learner: Learner, inputs: Inputs) -> None:
         """Writes the present weights as the run's model."""
         tensors = learner.weights()
         if not self.run.writes:
             return
-        if material.trained is not model:
+        if inputs.trained is not model:
             tensors = {f"head.{key}": x for key, x in tensors.items()}
             tensors = {key: x.cpu() for key, x in model.state_dict().items()} | tensors
         with torch.device("meta"):

@@ -8,7 +8,7 @@ from vitrail import settings
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.runs import Run
-from vitrail.training.building import build_model
+from vitrail.training.build import build_model
 from vitrail.training.train import open_parts, train_config
 
 DIGITS = tuple("0123456789")

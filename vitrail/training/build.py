@@ -19,8 +19,8 @@ from vitrail.model import Classifier, create
 from vitrail.model.classifier import as_size
 from vitrail.model.variants import name
 from vitrail.settings import build, put, to_flat
-from vitrail.training.hyperrule import hyperrule
 from vitrail.training.loop import Length
+from vitrail.training.optim import hyperrule
 from vitrail.weights.load import load
 
 SHAPE = ("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial")

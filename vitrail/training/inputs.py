@@ -1,10 +1,10 @@
-"""What the loop is fed with: augmented images for a model, or fixed features for its head."""
+"""What the loop is fed with: augmented images for a model, or fixed features for its head"""
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, count, islice, repeat
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from vitrail.evaluation.features import Features, extract, kept_features
 from vitrail.evaluation.metrics import summary
 from vitrail.files import cache
 from vitrail.model import Classifier
+from vitrail.model.classifier import Activation, losses
 from vitrail.model.vit import ViT
 from vitrail.objectives.masked import draw
 from vitrail.training import frozen
@@ -38,7 +39,7 @@ SHEET = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
+class Inputs:
     """What is trained, on what, and how it is measured on the way."""
 
     trained: nn.Module
@@ -53,7 +54,7 @@ class Material:
     """A picture of a batch as the model sees it."""
 
 
-def images_for(model: Classifier, data: Data, config: Config, where: Devices) -> Material:
+def images_for(model: Classifier, data: Data, config: Config, where: Devices) -> Inputs:
     """Augmented images for the whole model."""
     model.train()
     pre = model.preprocess
@@ -93,7 +94,7 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
         found = (predictions.guesses, predictions.targets, predictions.loss)
         return summary(*found, len(val.labels)) | {"broken": broken}
 
-    return Material(
+    return Inputs(
         trained=model,
         batches=batches,
         prepare=prepared,
@@ -103,8 +104,8 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
 
 
 def validated_by_loss(
-    material: Material, task: nn.Module, data: Data, config: Config, where: Devices
-) -> Material:
+    material: Inputs, task: nn.Module, data: Data, config: Config, where: Devices
+) -> Inputs:
     """The same material, measured by the objective's own loss: without labels there is no score."""
     if data.val is None:
         return material
@@ -146,7 +147,7 @@ def validated_by_loss(
     return replace(material, validate=validate)
 
 
-def features_for(model: Classifier, data: Data, config: Config, where: Devices) -> Material:
+def features_for(model: Classifier, data: Data, config: Config, where: Devices) -> Inputs:
     """Features of train and val, computed once, for the model's head."""
     model.to(where.device).eval().requires_grad_(False)
     head = model.head
@@ -171,7 +172,7 @@ def features_for(model: Classifier, data: Data, config: Config, where: Devices) 
     val = None if data.val is None else features(data.val, "val")
     targets = train.targets.numpy()
     share = share_of(stream_of(targets, np.zeros_like(targets), config), config, where)
-    return Material(
+    return Inputs(
         trained=head,
         batches=lambda start: frozen.feature_batches(
             train, replace(share, start=start), where.device
@@ -260,3 +261,25 @@ def sheet(pre: Preprocessing, prepare: Prepare, batch: Batch) -> Image.Image:
     pixels = ((images.float().cpu() * std + mean).clamp(0, 1) * 255).round().byte()
     pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
     return grid(pictures, columns=8, side=128)
+
+
+def feature_batches(features: Features, share: Share, device: torch.device) -> Iterator[Batch]:
+    """Batches of features; they are small enough to lie on the device as a whole."""
+    vectors, targets = features.vectors.to(device), features.targets.to(device)
+    chunks = iter(share)
+    per_step = share.chunks_per_step
+    for step in count(share.start):
+        chosen = [index for _ in range(per_step) for _, index in next(chunks)]
+        rows = torch.tensor(chosen, device=device)
+        yield Batch(images=vectors[rows], targets=targets[rows], first=share.first(step))
+
+
+@torch.no_grad()
+def validate(
+    head: nn.Module, activation: Activation, features: Features, device: torch.device
+) -> dict[str, Any]:
+    """Loss and accuracy of the head on features."""
+    logits = head(features.vectors.to(device)).float().cpu()
+    guesses = logits.topk(min(5, logits.shape[1])).indices
+    loss = losses(logits, features.targets, activation)
+    return summary(guesses.numpy(), features.targets.numpy(), loss.numpy(), logits.shape[1])

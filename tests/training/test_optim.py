@@ -6,7 +6,7 @@ from tests.models import SMALL, small
 from vitrail.config import Optim
 from vitrail.model import create
 from vitrail.objectives.classify import Classify
-from vitrail.training.optimiser import build, is_kernel, parameter_groups
+from vitrail.training.optim import build, is_kernel, parameter_groups
 
 TINY = {"width": 16, "depth": 4, "heads": 2, "mlp": 32}
 

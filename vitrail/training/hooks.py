@@ -48,7 +48,7 @@ class Signals:
 
 
 @dataclass
-class Oversight:
+class Hooks:
     """Called after every update; says when to stop."""
 
     run: Run
