@@ -15,7 +15,7 @@ import click
 
 from vitrail import __version__
 from vitrail.console import echo, escaped
-from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 
 
 class Verbs(click.Group):
@@ -35,8 +35,6 @@ class Verbs(click.Group):
         except RecursionError:
             fail("something in the input is nested too deeply to be read")
         except (MemoryError, RuntimeError) as error:
-            from vitrail.devices import out_of_memory
-
             if isinstance(error, RuntimeError) and not out_of_memory(error):
                 raise
             fail(f"out of memory ({one_line(error)}); try a smaller batch or fewer workers")

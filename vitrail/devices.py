@@ -277,11 +277,6 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device had too little memory: torch says it in words, of a GPU or of a CPU."""
-    return any(text in str(error) for text in ("out of memory", "can't allocate memory"))
-
-
 def too_large(where: Devices) -> FailureError:
     """What to do where working on fewer images at a time does not help."""
     return FailureError(

@@ -26,6 +26,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else ""
 
 
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device had too little memory: torch says it in words, of a GPU or of a CPU."""
+    return any(text in str(error) for text in ("out of memory", "can't allocate memory"))
+
+
 def one_line(said: object) -> str:
     """What a library or a file says, fit for a message: its first line, without escape codes."""
     text = getattr(said, "strerror", None) or str(said).strip() or type(said).__name__

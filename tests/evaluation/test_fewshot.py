@@ -11,7 +11,7 @@ from vitrail import VitrailError
 from vitrail.evaluation.features import Features
 from vitrail.evaluation.fewshot import (
     few_per_class,
-    fewshot,
+    fit_and_score,
     neighbours,
     regress,
     with_bias,
@@ -60,8 +60,8 @@ def test_scikit_learn_gives_the_same_answers():
 def test_one_decomposition_serves_every_strength():
     train, test = cloud(60, 8), cloud(30, 8, seed=1)
     options = {"classes": 3, "shots": [5], "seeds": 1}
-    together = fewshot(train, test, ridges=[0.1, 1024.0], **options)
-    apart = [fewshot(train, test, ridges=[ridge], **options)[0] for ridge in (0.1, 1024.0)]
+    together = fit_and_score(train, test, ridges=[0.1, 1024.0], **options)
+    apart = [fit_and_score(train, test, ridges=[ridge], **options)[0] for ridge in (0.1, 1024.0)]
     assert together == apart
 
 
@@ -80,7 +80,7 @@ def test_every_class_is_shown_equally_often_and_fewer_lie_within_more():
 
 
 def test_how_many_images_the_smallest_class_gave_is_told():
-    found = fewshot(cloud(30, 6), cloud(9, 6), classes=3, shots=[4, 100], seeds=1)
+    found = fit_and_score(cloud(30, 6), cloud(9, 6), classes=3, shots=[4, 100], seeds=1)
     assert [(row["shots"], row["fewest"], row["shown"]) for row in found] == [
         (4, 4, 12),
         (100, 10, 30),
@@ -96,7 +96,7 @@ def test_the_choice_is_that_of_numpys_generator():
 
 def test_more_shots_know_more():
     train, test = cloud(300, 6), cloud(200, 6, seed=1)
-    found = fewshot(train, test, classes=3, shots=[1, 50], seeds=3)
+    found = fit_and_score(train, test, classes=3, shots=[1, 50], seeds=3)
     mean = {k: np.mean([row["accuracy"] for row in found if row["shots"] == k]) for k in (1, 50)}
     assert 1 / 3 < mean[1] < mean[50]
     assert {(row["shots"], row["seed"]) for row in found} == {
@@ -107,10 +107,10 @@ def test_more_shots_know_more():
 
 def test_on_train_itself_what_was_shown_is_not_asked():
     train = cloud(30, 6)
-    (row,) = fewshot(train, None, classes=3, shots=[4], seeds=1)
+    (row,) = fit_and_score(train, None, classes=3, shots=[4], seeds=1)
     assert (row["shown"], row["n"]) == (12, 18)
     with pytest.raises(VitrailError, match="none is left"):
-        fewshot(train, None, classes=3, shots=[10], seeds=1)
+        fit_and_score(train, None, classes=3, shots=[10], seeds=1)
 
 
 def test_neighbours_vote_by_cosine_and_the_nearer_the_louder():
@@ -137,4 +137,4 @@ def test_neighbours_vote_by_cosine_and_the_nearer_the_louder():
 def test_numbers_that_cannot_be_meant_are_one_line(wrong, told):
     options = {"classes": 3, "shots": [1], "seeds": 1} | wrong
     with pytest.raises(VitrailError, match=rf"^{told} = "):
-        fewshot(cloud(9, 4), cloud(9, 4), **options)
+        fit_and_score(cloud(9, 4), cloud(9, 4), **options)

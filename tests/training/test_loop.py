@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch
-from vitrail.devices import Devices, out_of_memory
-from vitrail.errors import FailureError
+from vitrail.devices import Devices
+from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import Counters, Learner
 from vitrail.training.loop import DivergedError, Length, Loop
 from vitrail.training.optim import Schedule

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.devices import Devices, out_of_memory, peak_memory, reset_peak
-from vitrail.errors import FailureError, VitrailError
+from vitrail.devices import Devices, peak_memory, reset_peak
+from vitrail.errors import FailureError, VitrailError, out_of_memory
 
 BLOCK = 0.02
 """Seconds: calls are timed together until they take so long, so that the clock does not matter."""

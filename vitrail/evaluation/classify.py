@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from vitrail.console import Advance
 from vitrail.data.dataset import Source
 from vitrail.data.loader import quietly
-from vitrail.devices import out_of_memory, rank_and_world
-from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.devices import rank_and_world
+from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 from vitrail.evaluation.matching import ADVICE, advice, class_order
 from vitrail.evaluation.metrics import Predictions, measure
 from vitrail.evaluation.mistakes import mistakes, with_examples

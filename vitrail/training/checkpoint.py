@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from vitrail.devices import Devices, out_of_memory
-from vitrail.errors import FailureError, one_line
+from vitrail.devices import Devices
+from vitrail.errors import FailureError, one_line, out_of_memory
 from vitrail.files import replace_with
 from vitrail.training.optim import EMA
 

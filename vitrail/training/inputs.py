@@ -29,7 +29,6 @@ from vitrail.model import Classifier
 from vitrail.model.classifier import Activation, losses
 from vitrail.model.vit import ViT
 from vitrail.objectives.masked import draw
-from vitrail.training import frozen
 from vitrail.training.loop import Prepare
 
 MASKING = -1
@@ -174,13 +173,11 @@ def features_for(model: Classifier, data: Data, config: Config, where: Devices) 
     share = share_of(stream_of(targets, np.zeros_like(targets), config), config, where)
     return Inputs(
         trained=head,
-        batches=lambda start: frozen.feature_batches(
-            train, replace(share, start=start), where.device
-        ),
+        batches=lambda start: feature_batches(train, replace(share, start=start), where.device),
         prepare=lambda batch, rows: (batch.images[rows], batch.targets[rows]),
         validate=None
         if val is None
-        else partial(frozen.validate, head, model.activation, val, where.device),
+        else partial(validate_features, head, model.activation, val, where.device),
         broken=train.broken + (() if val is None else val.broken),
         computed=int(where.total(torch.tensor([kept.computed])).item()),
     )
@@ -275,7 +272,7 @@ def feature_batches(features: Features, share: Share, device: torch.device) -> I
 
 
 @torch.no_grad()
-def validate(
+def validate_features(
     head: nn.Module, activation: Activation, features: Features, device: torch.device
 ) -> dict[str, Any]:
     """Loss and accuracy of the head on features."""

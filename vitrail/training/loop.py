@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, derive
-from vitrail.devices import Devices, out_of_memory, syncing
-from vitrail.errors import FailureError
+from vitrail.devices import Devices, syncing
+from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import Counters, Learner
 from vitrail.training.optim import Schedule
 

@@ -22,8 +22,8 @@ from vitrail.data.dataset import Data, Joined, Source, subset
 from vitrail.data.loader import Batch, derive
 from vitrail.data.opening import as_brought, open_data, refuse_brought
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.devices import Devices, choose, devices, out_of_memory, spread, too_large
-from vitrail.errors import VitrailError, one_line
+from vitrail.devices import Devices, choose, devices, spread, too_large
+from vitrail.errors import VitrailError, one_line, out_of_memory
 from vitrail.evaluation.classify import evaluate
 from vitrail.evaluation.features import cached
 from vitrail.files import cache, move
