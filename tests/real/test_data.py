@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import ImageOps
-from tests.data.test_duplicates import CHANGES, copies_found
 
 import vitrail
 from tests.data.gallery import gallery
 from tests.data.lists import write_lists
+from tests.duplicates.test_find import CHANGES, copies_found
 from tests.training.test_sweep import TINY, alone_in
 from vitrail.data.opening import open_data
 from vitrail.data.shards import open_shards

@@ -290,9 +290,12 @@ class _Catalog(Mapping[str, Entry]):
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
-        if find_spec("vitrail.vtab") is None:
+        try:
+            return _ENTRIES | import_module("vitrail.vtab.tasks").entries()
+        except ModuleNotFoundError as error:
+            if error.name not in ("vitrail.vtab", "vitrail.vtab.tasks"):
+                raise
             return _ENTRIES
-        return _ENTRIES | import_module("vitrail.vtab.tasks").entries()
 
     def __getitem__(self, name: str) -> Entry:
         return self.entries[name]
