@@ -78,6 +78,8 @@ def test_what_cannot_be_read_is_unknown(folder):
     (folder / "cat" / "lost.png").symlink_to(folder / "nowhere.png")
     os.mkfifo(folder / "cat" / "pipe")
     (folder / "cat" / "pipe.png").symlink_to(folder / "cat" / "pipe")
+    with (folder / "cat" / "sparse.png").open("wb") as file:
+        file.truncate(1 << 40)  # a terabyte that takes no place on the disk
     found = dict(
         zip(open_folder(folder).part("train").names, hashes(open_folder(folder)), strict=True)
     )

@@ -12,6 +12,7 @@ from jaxtyping import UInt64
 
 from vitrail.console import Advance
 from vitrail.data.dataset import Joined, Source, unwrap
+from vitrail.data.decode import refuse_large
 from vitrail.data.folder import FolderSource
 from vitrail.data.reading import in_threads, write_cached
 from vitrail.data.shards import ShardSource
@@ -61,6 +62,7 @@ def _of_files(paths: Sequence[Path], progress: Advance | None) -> _Hashes:
     def content(number: int) -> bytes:
         if not states[number]:
             raise FileNotFoundError
+        refuse_large(str(paths[number]), states[number][1])  # a sparse file would fill memory
         return paths[number].read_bytes()
 
     hashes = hash_each(content, len(paths), progress)

@@ -56,14 +56,16 @@ class ShardSource(Dataset):
         return self.shard_numbers
 
     def picture(self, index: int) -> Image.Image:
-        name = f"{self.names[index]} in {self.shards[self.blocks[index]].name}"
-        refuse_large(name, int(self.sizes[index]))
-        return decode(BytesIO(self.content(index)), name)
+        return decode(BytesIO(self.content(index)), self._title(index))
 
     def content(self, index: int) -> bytes:
         """The image file as it lies in its shard."""
+        refuse_large(self._title(index), int(self.sizes[index]))
         shard = self.shards[self.blocks[index]]
         return shard.read(int(self.offsets[index]), int(self.sizes[index]))
+
+    def _title(self, index: int) -> str:
+        return f"{self.names[index]} in {self.shards[self.blocks[index]].name}"
 
 
 def open_shards(pattern: str, unlabelled: bool = False) -> Data:
