@@ -192,10 +192,10 @@ def test_val_is_no_test_for_a_run_that_learnt_from_it(photos, tmp_path):
     run = vitrail.train(photos, settings, out=tmp_path / "all", device="cpu")
     (tmp_path / "alias").symlink_to(photos)  # the same images by another name
     for data in (photos, tmp_path / "alias"):
-        with pytest.raises(VitrailError, match=r"learnt from all \d+ images of val"):
+        with pytest.raises(VitrailError, match=r"trained on all \d+ images of val"):
             vitrail.evaluate(run.folder, data, split="val", device="cpu")
     (run.folder / "training_images.npy").unlink()  # as in runs from before
-    with pytest.raises(VitrailError, match=r"learnt from all \d+ images of val"):
+    with pytest.raises(VitrailError, match=r"trained on all \d+ images of val"):
         vitrail.evaluate(run.folder, photos, split="val", device="cpu")
 
 

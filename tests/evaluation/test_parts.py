@@ -80,7 +80,7 @@ def test_other_names_and_a_packed_copy_leak_nothing(run, photos, moved, tmp_path
         path.rename(path.with_name(f"again-{path.name}"))
     part = part_of(model, moved)
     assert part.left_out > 0
-    assert "left out, which the model learnt from" in part.note
+    assert "left out because the model was trained on them" in part.note
     learnt = {f"{name[:2]}again-{name[2:]}" for name in open_data(photos, test=0.2).train.names}
     assert not names(part.source) & learnt
     pack_data(open_data(photos, val=0.0, test=0.0), tmp_path / "store", side=8)
@@ -94,7 +94,10 @@ def test_training_images_among_others_are_left_out_and_counted(run, photos, tmp_
         shutil.copy(photos / name, folder / name[0] / f"copy-{name[2:]}")
     found = vitrail.evaluate(run.folder, folder, device="cpu")
     assert (found["n"], found["left_out"], found["split"]) == (60, 5, "all")
-    assert "60 of 65 images; 5 left out, which the model learnt from" in capsys.readouterr().err
+    assert (
+        "60 of 65 images; 5 left out because the model was trained on them"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_training_folder_is_known_after_more_images_came_to_it(run, moved):
@@ -115,7 +118,7 @@ def test_nothing_but_training_images_is_an_error(run, photos, tmp_path):
     for name in open_data(photos, test=0.2).part("train").names:
         (tmp_path / "seen" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(photos / name, tmp_path / "seen" / name)
-    with pytest.raises(VitrailError, match=r"learnt from all \d+ images of all of .*seen"):
+    with pytest.raises(VitrailError, match=r"trained on all \d+ images of all of .*seen"):
         vitrail.evaluate(run.folder, tmp_path / "seen", split="all", device="cpu")
 
 

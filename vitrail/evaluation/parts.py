@@ -68,12 +68,12 @@ class Chooser:
         n, left_out = len(unseen), int((~unseen).sum())
         if left_out == n:
             raise VitrailError(
-                f"this model learnt from all {n} images of {split} of {self.data}; measure it on "
-                "others, or with --split test"
+                f"this model was trained on all {n} images of {split} of {self.data}; measure "
+                "it on others, or with --split test"
             )
         note = self.note(split, n - left_out, sum(len(part.targets) for part in parts))
         if left_out:
-            note += f"; {left_out:,} left out, which the model learnt from"
+            note += f"; {left_out:,} left out because the model was trained on them"
             source = subset(source, unseen)
         return Part(source, split, left_out, note)
 

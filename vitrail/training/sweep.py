@@ -1,5 +1,5 @@
-"""The paper's protocol (R43, R54, R56, R57): choose on a held-out part of train, retrain on all of
-it with several seeds, and touch test once per seed.
+"""The paper's protocol (section 4.1, appendix B.1.1): choose on a held-out part of train, retrain
+on all of it with several seeds, and touch test once per seed.
 
 With a list in `data.source` the protocol spans several data sets, such as the tasks of VTAB-1k: one
 setting is chosen for all of them, by their mean score.

@@ -489,12 +489,12 @@ def untested(data: Data, model: Classifier, init: str) -> Data:
     seen = np.isin(content_hashes(data.test), learnt)
     if seen.all():
         raise VitrailError(
-            f"model.init = {init} learnt from all {len(seen)} images of test; hold out others"
+            f"model.init = {init} was trained on all {len(seen)} images of test; hold out others"
         )
     if not seen.any():
         return data
     if is_main():
-        say(f"{seen.sum():,} images of test are left out: model.init = {init} learnt from them")
+        say(f"{seen.sum():,} images of test are left out: model.init = {init} was trained on them")
     return replace(data, test=subset(data.test, ~seen))
 
 
