@@ -5,7 +5,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, UInt64
 
 from vitrail import runs
 from vitrail.data.contents import content_hashes
@@ -44,6 +44,11 @@ def parts_of(model: Classifier, data: str | Path | Data) -> Data:
     if not own.pop("every_class", not own) and own.get("split") == "hash":
         own["split"] = "hash alone"  # as did the version that the model is of
     return open_data(data, **own)
+
+
+def trained_on(source: Source, recorded: UInt64[np.ndarray, " m"]) -> Bool[np.ndarray, " n"]:
+    """Which images are among the recorded ones, by content."""
+    return np.isin(content_hashes(source), recorded)
 
 
 class Chooser:
@@ -120,7 +125,7 @@ class Chooser:
     def matches(self, source: Source) -> Bool[np.ndarray, " n"]:
         """Which images the model learnt from."""
         assert self.learnt is not None
-        return np.isin(content_hashes(source), self.learnt)
+        return trained_on(source, self.learnt)
 
     def note(self, split: str, n: int, of: int) -> str:
         """Which images are measured, and why these."""

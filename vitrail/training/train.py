@@ -26,6 +26,7 @@ from vitrail.devices import Devices, choose, devices, spread, too_large
 from vitrail.errors import VitrailError, one_line, out_of_memory
 from vitrail.evaluation.classify import evaluate
 from vitrail.evaluation.features import cached
+from vitrail.evaluation.parts import trained_on
 from vitrail.files import cache, move
 from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
@@ -483,10 +484,10 @@ def kept_head(run: Run, config: Config) -> bool:
 
 def untested(data: Data, model: Classifier, init: str) -> Data:
     """The data, its test part without images that the weights a run starts from learnt from."""
-    learnt = runs.training_images(model.file)
-    if learnt is None or data.test is None:
+    recorded = runs.training_images(model.file)
+    if recorded is None or data.test is None:
         return data
-    seen = np.isin(content_hashes(data.test), learnt)
+    seen = trained_on(data.test, recorded)
     if seen.all():
         raise VitrailError(
             f"model.init = {init} was trained on all {len(seen)} images of test; hold out others"
