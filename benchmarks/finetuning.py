@@ -51,8 +51,8 @@ def finetune(model: Any, config: Config, data: Any, where: Devices) -> tuple[flo
     steps, optim = config.train.steps, config.optim
     learner = Learner(
         task=task,
-        optimiser=optimizers.build(task, optim, where.device),
-        average=None,
+        optimizer=optimizers.build(task, optim, where.device),
+        ema=None,
         scaler=torch.amp.GradScaler(where.device.type, enabled=False),
     )
     loop = Loop(
@@ -68,7 +68,7 @@ def finetune(model: Any, config: Config, data: Any, where: Devices) -> tuple[flo
     )
     start = time.perf_counter()
     loop.run(material.batches(0), lambda loop, batch: False)
-    where.synchronise()
+    where.synchronize()
     speed = steps * config.train.batch / (time.perf_counter() - start)
     workers = workers_for(config, where)
     found, _ = predict(model, data.test, batch=256, precision=where.precision, workers=workers)

@@ -1,4 +1,4 @@
-"""Puts what a run learnt into the package, as the built-in model.
+"""Puts what a run learned into the package, as the built-in model.
 
 python docs/builtin.py runs/cifar10-small
 

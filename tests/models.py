@@ -20,18 +20,18 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "vit-deit3": ("Ti/16", {"depth": 2, "layer_scale": 1e-4, "class_slot": False}),
     "vit-registers": ("Ti/16", {"depth": 2, "registers": 4, "class_slot": False}),
     "vit-no-positions": ("Ti/16", {"depth": 2, "positions": "none"}),
-    "vit-factorised": ("Ti/16", {"depth": 2, "positions": "factorised"}),
+    "vit-factorized": ("Ti/16", {"depth": 2, "positions": "factorized"}),
     "vit-sincos": ("Ti/16", {"depth": 2, "positions": "sincos"}),
     "vit-relative": ("Ti/16", {"depth": 2, "positions": "relative"}),
     "vit-every": ("Ti/16", {"depth": 2, "injection": "every"}),
     "vit-shared": ("Ti/16", {"depth": 2, "injection": "shared"}),
-    "vit-factorised-every": (
+    "vit-factorized-every": (
         "Ti/16",
-        {"depth": 2, "positions": "factorised", "injection": "every"},
+        {"depth": 2, "positions": "factorized", "injection": "every"},
     ),
-    "vit-factorised-shared": (
+    "vit-factorized-shared": (
         "Ti/16",
-        {"depth": 2, "positions": "factorised", "injection": "shared"},
+        {"depth": 2, "positions": "factorized", "injection": "shared"},
     ),
     "hybrid-root": ("R+Ti/16", {"depth": 2}),
     "hybrid": ("R26+S/32", {"depth": 2, "backbone": (1, 1, 1, 1)}),

@@ -46,19 +46,19 @@ SHORT = {
     "optim.warmup": 5,
     "augment.area": 0.5,
 }
-COLOURS = {"blue": (40, 60, 200), "green": (40, 180, 60), "red": (200, 40, 40)}
+COLORS = {"blue": (40, 60, 200), "green": (40, 180, 60), "red": (200, 40, 40)}
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
-    """Sixty pictures of three colours, and one file that is none."""
+    """Sixty pictures of three colors, and one file that is none."""
     folder = tmp_path_factory.mktemp("data") / "photos"
     chance = np.random.default_rng(0)
-    for name, colour in COLOURS.items():
+    for name, color in COLORS.items():
         (folder / name).mkdir(parents=True)
         for i in range(20):
             noise = chance.normal(0, 25, (40, 48, 3))
-            pixels = (np.array(colour) + noise).clip(0, 255).astype(np.uint8)
+            pixels = (np.array(color) + noise).clip(0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{i:02}.jpg")
     (folder / "red" / "broken.jpg").write_bytes(b"no picture at all")
     return folder
@@ -101,7 +101,7 @@ def test_images_that_training_skips_are_named_and_counted(photos, tmp_path, caps
     if freeze:
         weights = tmp_path / "weights.safetensors"
         whole = vitrail.create("Ti/8", classes=3, size=32, width=24, depth=2, heads=2, mlp=48)
-        whole.labels, whole.preprocess = tuple(COLOURS), Preprocessing(size=(32, 32))
+        whole.labels, whole.preprocess = tuple(COLORS), Preprocessing(size=(32, 32))
         vitrail.save(whole, weights)
         settings = {"model.init": str(weights), "train.freeze": True, "data.size": 32}
         settings |= {"train.steps": 2, "train.batch": 16}
@@ -125,7 +125,7 @@ def test_classes_that_a_part_lacks_are_named_by_training_as_by_vitrail_data(phot
     settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.split": "hash"}
     run = vitrail.train(few, settings, out=tmp_path / "run", device="cpu")
     assert f"warning  {warning}" in run.log()
-    assert vitrail.load(run.folder).learnt_from["every_class"]
+    assert vitrail.load(run.folder).training_data["every_class"]
 
 
 def test_a_run_that_cannot_be_looked_into_says_why(run, tmp_path, capsys):
@@ -169,10 +169,10 @@ def test_a_model_of_an_earlier_version_is_tested_on_what_its_training_held_out(t
         for i in range(count):
             Image.new("RGB", (8, 8)).save(tmp_path / "photos" / name / f"{i}.png")
     model = small("vit", classes=2)
-    learnt = {"source": "photos", "val": 0.1, "test": 0.1, "split": "hash", "train_on": "train"}
+    learned = {"source": "photos", "val": 0.1, "test": 0.1, "split": "hash", "train_on": "train"}
     tested = []
-    for told in (learnt, {**learnt, "every_class": True}, {}):
-        model.learnt_from = told
+    for told in (learned, {**learned, "every_class": True}, {}):
+        model.training_data = told
         tested.append(sorted(part_of(model, tmp_path / "photos", "test").source.names))
     assert len(tested[0]) + 1 == len(tested[1])
     assert tested[1] == tested[2] == sorted([*tested[0], "small/0.png"])
@@ -186,7 +186,7 @@ def test_another_data_sets_figures_do_not_replace_the_runs_own(run, photos, tmp_
     assert run.evaluation("others-train")["n"] > kept["n"]
 
 
-def test_val_is_no_test_for_a_run_that_learnt_from_it(photos, tmp_path):
+def test_val_is_no_test_for_a_run_that_training_data_it(photos, tmp_path):
     settings = SHORT | {"train.steps": 1, "train.evaluations": 0}
     settings |= {"data.train_on": "train+val"}
     run = vitrail.train(photos, settings, out=tmp_path / "all", device="cpu")
@@ -210,7 +210,9 @@ def test_a_subset_of_everything_but_test_is_known_by_its_images(photos, tmp_path
 
 def test_weights_do_not_go_on_with_another_test_part(run, photos, tmp_path):
     settings = SHORT | {"model.init": str(run.folder), "data.test": 0.4}
-    with pytest.raises(VitrailError, match=r"learnt from .* with data.test=0.1, not 0.4: test wou"):
+    with pytest.raises(
+        VitrailError, match=r"learned from .* with data.test=0.1, not 0.4: test wou"
+    ):
         vitrail.train(photos, settings, out=tmp_path / "other", device="cpu")
 
 
@@ -259,18 +261,18 @@ def test_broken_pictures_of_val_are_named_and_stay_named(photos, tmp_path):
 
 @pytest.mark.parametrize("below", ["", "all"])
 def test_masked_patches_need_no_classes(photos, tmp_path, capsys, below):
-    folder = tmp_path / "unlabelled" / below
+    folder = tmp_path / "unlabeled" / below
     folder.mkdir(parents=True)
     for number, path in enumerate(sorted(photos.rglob("*.jpg"))):
         shutil.copy(path, folder / f"{number}.jpg")
     settings = SHORT | {"train.objective": "masked", "train.steps": 2, "data.split": "hash"}
-    run = vitrail.train(tmp_path / "unlabelled", settings, out=tmp_path / "run", device="cpu")
+    run = vitrail.train(tmp_path / "unlabeled", settings, out=tmp_path / "run", device="cpu")
     assert run.info()["data"]["classes"] == 1
     again = settings | {"model.init": str(run.folder)}
-    vitrail.train(tmp_path / "unlabelled", again, out=tmp_path / "more", device="cpu")
+    vitrail.train(tmp_path / "unlabeled", again, out=tmp_path / "more", device="cpu")
     assert "train.freeze" not in capsys.readouterr().err  # a masked run has no head to train alone
     with pytest.raises(VitrailError, match=r"has no sub-folders|one class only"):
-        vitrail.train(tmp_path / "unlabelled", SHORT, out=tmp_path / "not", device="cpu")
+        vitrail.train(tmp_path / "unlabeled", SHORT, out=tmp_path / "not", device="cpu")
 
 
 @pytest.mark.parametrize("target", ["mean", "grid", "pixels"])
@@ -405,7 +407,7 @@ def test_a_loss_that_is_no_number_ends_with_advice(photos, tmp_path):
         {"data.sampling": "balanced", "train.class_weights": "balanced"},
         {"train.objective": "sigmoid", "model.head_bias": -2.0},
         {"optim.name": "lamb", "augment.three_augment": True, "augment.color_jitter": 0.3},
-        {"optim.layer_decay": 0.7, "train.label_smoothing": 0.1, "train.average": 0.9},
+        {"optim.layer_decay": 0.7, "train.label_smoothing": 0.1, "train.ema": 0.9},
         {"optim.decay": "staircase", "optim.milestones": [0.5], "data.crop": 0.8},
         {"augment.crop": "resize", "augment.area": 0.0},
         {"data.size": [32, 48], "system.recompute": True, "system.deterministic": True},
@@ -594,7 +596,7 @@ def test_mirror_images_count_where_that_is_asked_for(tmp_path, mirrored):
 def test_a_store_trains_to_the_same_weights_as_its_folder(photos, tmp_path):
     settings = SHORT | {"train.steps": 3}
     whole = tmp_path / "whole"
-    for name in COLOURS:
+    for name in COLORS:
         (whole / name).mkdir(parents=True)
         for path in (photos / name).glob("[0-9]*.jpg"):
             (whole / name / path.name).symlink_to(path)
@@ -616,7 +618,7 @@ def test_weights_that_know_other_classes_are_told_apart(run, photos, tmp_path):
 def test_features_of_a_frozen_run_serve_what_follows(photos, tmp_path, monkeypatch):
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     whole = vitrail.create("Ti/8", classes=3, size=32, width=24, depth=2, heads=2, mlp=48)
-    whole.labels, whole.preprocess = tuple(COLOURS), Preprocessing(size=(32, 32))
+    whole.labels, whole.preprocess = tuple(COLORS), Preprocessing(size=(32, 32))
     vitrail.save(whole, tmp_path / "whole.safetensors")
     vitrail.evaluate(tmp_path / "whole.safetensors", photos, split="test", device="cpu")
     assert not (tmp_path / "cache" / "features").exists()  # nobody asked for features

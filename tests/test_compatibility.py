@@ -46,7 +46,7 @@ def run(request, tmp_path) -> Path:
 
 @pytest.fixture(scope="module")
 def digit() -> Image.Image:
-    return open_data("digits").test.picture(0)
+    return open_data("digits").test.image(0)
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +99,10 @@ def test_a_finished_run_is_known_as_such(tmp_path):
     assert (folder / "report.html").exists()
 
 
-def test_a_run_loads_with_its_classes_and_what_it_learnt_from(run):
+def test_a_run_loads_with_its_classes_and_what_it_training_data(run):
     model = vitrail.load(run)
     assert model.labels == tuple("0123456789")
-    assert model.learnt_from["source"] == "digits"
+    assert model.training_data["source"] == "digits"
     assert model.preprocess.size == (8, 8)
 
 

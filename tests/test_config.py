@@ -19,7 +19,7 @@ FROZEN = ["model.init=builtin", "train.freeze=true"]
         (["model.init=builtin", "model.keep_head=true", "model.head_bias=-2"], "model.head_bias"),
         (["train.masked_share=0.15"], "train.masked_share"),
         (["train.objective=masked", "model.head_bias=-10"], "model.head_bias"),
-        (["train.average_ramp=false"], "train.average_ramp"),
+        (["train.ema_ramp=false"], "train.ema_ramp"),
         (["train.evaluations=0", "train.patience=3"], "train.patience"),
         (["train.evaluations=0", "train.keep=best"], "train.keep"),
         (["data.train_on=train+val", "train.keep=best"], "train.keep"),
@@ -48,7 +48,7 @@ def test_a_given_setting_without_effect_is_refused(settings, name):
         [*FROZEN, "augment.flip=false", "augment.mixup=0", "augment.crop=none"],
         ["optim.name=adamw"],  # the recipe's momentum stays, unused
         ["optim.name=adamw", "optim.momentum=0"],
-        ["train.average=0"],
+        ["train.ema=0"],
         ["train.evaluations=0", "train.keep=last"],
     ],
 )

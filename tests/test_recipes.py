@@ -14,7 +14,7 @@ from PIL import Image
 from vitrail import create, save, settings
 from vitrail import load as load_model
 from vitrail.config import Config
-from vitrail.data.catalog import CATALOGUE
+from vitrail.data.catalog import CATALOG
 from vitrail.model.variants import describe
 from vitrail.settings import RECIPES, load, recipes, to_flat, to_toml
 from vitrail.training.train import train_config
@@ -77,7 +77,7 @@ def test_its_model_and_its_data_exist(name):
     else:
         describe(config.model.variant, size=config.data.size)
     missing = name in NEEDS_DATA or name.startswith("pretrain/jft/")
-    assert config.data.source == "" if missing else config.data.source in CATALOGUE
+    assert config.data.source == "" if missing else config.data.source in CATALOG
     if missing and name != "finetune/folder":
         assert "data.source must name" in text_of(name)
     length = (config.train.steps, config.train.epochs, config.train.minutes)
@@ -187,8 +187,8 @@ def test_vtab_has_one_setting_for_all_tasks():
 @pytest.mark.parametrize(("name", "size"), [("l16_512", 512), ("h14_518", 518)])
 def test_the_largest_models_are_averaged_at_higher_resolution(name, size):
     config = load(f"finetune/imagenet_{name}")
-    assert (config.data.size, config.train.average) == (size, 0.9999)
-    assert not config.train.average_ramp
+    assert (config.data.size, config.train.ema) == (size, 0.9999)
+    assert not config.train.ema_ramp
     variant = published(config.model.init).variant
     assert size % int(variant.split("/")[1]) == 0
 
@@ -196,7 +196,7 @@ def test_the_largest_models_are_averaged_at_higher_resolution(name, size):
 def test_other_fine_tuning_is_at_384_pixels():
     for name in ("imagenet", "cifar10", "cifar100", "pets", "flowers102", "imagenet_resnet"):
         config = load(f"finetune/{name}")
-        assert (config.data.size, config.train.average, config.train.keep) == (384, 0.0, "last")
+        assert (config.data.size, config.train.ema, config.train.keep) == (384, 0.0, "last")
 
 
 # RandAugment's layers and magnitude, Mixup (AugReg, Figure 4's caption).

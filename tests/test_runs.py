@@ -97,7 +97,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
         create(tmp_path / "file" / "run", load(), {}, resume=False)
 
 
-def test_what_a_killed_sitting_was_writing_goes(run):
+def test_what_a_killed_session_was_writing_goes(run):
     (run.folder / ".last.pt.1.part").write_text("half")
     create(run.folder, load(), {}, resume=True)
     assert not list(run.folder.glob(".*.part"))

@@ -54,7 +54,7 @@ def main() -> None:
     MODEL is a run folder, a weights file or folder in any supported format (Google .npz, timm,
     Hugging Face transformers, torchvision, Vitrail's own), a published name that `vitrail models`
     lists, or `builtin`, which needs no download. DATA is a folder with one sub-folder per class
-    (also train/ val/ test/ above them), tar shards, or a catalogue name (digits, cifar10,
+    (also train/ val/ test/ above them), tar shards, or a catalog name (digits, cifar10,
     flower_photos, pets, …). SETTINGS are section.key=value; `vitrail config` explains every one.
     """
 
@@ -192,7 +192,7 @@ def config(recipe: str, settings: tuple[str, ...]) -> None:
 def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, device: str) -> None:
     """Pre-train, fine-tune, self-supervise: the recipe decides.
 
-    A FOLDER of labelled pictures (or any DATA) is short for the recipe finetune/folder with
+    A FOLDER of labeled pictures (or any DATA) is short for the recipe finetune/folder with
     data.source=FOLDER. A run folder with --resume goes on with that run; without --out, --resume
     continues the newest unfinished run with the same settings.
     """

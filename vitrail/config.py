@@ -35,7 +35,7 @@ class Model:
     pool: Literal["", "class", "mean", "attention"] = ""
     """What the head reads: the class token, the mean of the patches, or attention pooling; empty
     as the variant."""
-    positions: Literal["", "learned", "factorised", "relative", "sincos", "none"] = ""
+    positions: Literal["", "learned", "factorized", "relative", "sincos", "none"] = ""
     """Position embeddings; empty as the variant (learned)."""
     injection: Literal["", "stem", "every", "shared"] = ""
     """Where positions are added: at the stem, at every layer its own, or shared by all layers."""
@@ -56,12 +56,12 @@ class Data:
     """What it learns from, and what is held out."""
 
     source: str = ""
-    """DATA: a folder with one sub-folder per class, tar shards, a packed store or a catalogue
+    """DATA: a folder with one sub-folder per class, tar shards, a packed store or a catalog
     name."""
     size: int | tuple[int, int] = 224
     """Pixels of the images that the model sees: a side, or [rows, columns]."""
     crop: float = -1.0
-    """Evaluation crops the centre, this share of the resized short side (0.875 is 256 to 224); 0
+    """Evaluation crops the center, this share of the resized short side (0.875 is 256 to 224); 0
     squeezes the whole picture; -1 does as the weights in model.init say, or 0.875 from scratch."""
     val: float = 0.1
     """Share of train that is held out for choosing, where the data brings no val part."""
@@ -101,7 +101,7 @@ class Augment:
     autoaugment: Literal["", "imagenet", "cifar10", "svhn"] = ""
     """AutoAugment with the policy found for that data; empty is off."""
     three_augment: bool = False
-    """DeiT III's 3-Augment: one of greyscale, solarisation and blur for each image."""
+    """DeiT III's 3-Augment: one of grayscale, solarization and blur for each image."""
     color_jitter: float = 0.0
     """Random brightness, contrast and saturation of this strength."""
     erasing: float = 0.0
@@ -119,10 +119,10 @@ class Train:
     """How long, on how much at once, and what is kept."""
 
     objective: Literal["softmax", "sigmoid", "masked"] = "softmax"
-    """What is learnt: classes by softmax cross-entropy, or by sigmoid cross-entropy over all of
+    """What is learned: classes by softmax cross-entropy, or by sigmoid cross-entropy over all of
     them; or, without labels, what was in masked patches."""
     masked: Literal["mean", "grid", "pixels"] = "mean"
-    """What a masked patch is asked for: its 3-bit mean colour, those of its 4 x 4 cells, or its
+    """What a masked patch is asked for: its 3-bit mean color, those of its 4 x 4 cells, or its
     pixels."""
     masked_share: float = 0.5
     """Share of the patches that is masked."""
@@ -143,12 +143,12 @@ class Train:
     """Share of the target that is spread over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
     """balanced weighs the loss of each class by the inverse of its share of the images."""
-    average: float = 0.0
-    """Polyak averaging of the weights by this factor per update (0.9999 in the paper); 0 is off.
-    The averaged weights are the ones evaluated and kept."""
-    average_ramp: bool = True
-    """Raise the averaging factor as (1 + step) / (10 + step) until it reaches train.average, so
-    that the initial weights fade quickly; false uses train.average throughout, as the paper."""
+    ema: float = 0.0
+    """Decay of an exponential moving average of the weights, the paper's Polyak averaging (0.9999);
+    0 is off. The averaged weights are the ones evaluated and kept."""
+    ema_ramp: bool = True
+    """Raise the decay as (1 + step) / (10 + step) until it reaches train.ema, so
+    that the initial weights fade quickly; false uses train.ema throughout, as the paper."""
     evaluations: int = 20
     """How often val is looked at, evenly over the run; 0 never."""
     patience: int = 0
@@ -163,7 +163,7 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """The optimiser and the schedule of its learning rate."""
+    """The optimizer and the schedule of its learning rate."""
 
     name: Literal["adam", "adamw", "sgd", "lamb", "muon"] = "sgd"
     """adamw is the paper's Adam: its weight decay is multiplied by the learning rate and kept apart
@@ -195,7 +195,7 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """How the machine is used. Nothing here is meant to change what is learnt."""
+    """How the machine is used. Nothing here is meant to change what is learned."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of the model; auto is bfloat16 on GPUs that have it, else float32."""
@@ -253,7 +253,7 @@ RATES = (
         "augment.mixed",
         "train.masked_share",
         "train.label_smoothing",
-        "train.average",
+        "train.ema",
         "optim.momentum",
     ),
     *("optim.beta1", "optim.beta2", "optim.layer_decay"),
@@ -359,7 +359,7 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
             f"train.objective={train.objective} masks nothing",
             ("train.masked", "train.masked_share"),
         ),
-        (not train.average, "train.average=0 keeps no average", ("train.average_ramp",)),
+        (not train.ema, "train.ema=0", ("train.ema_ramp",)),
         (not train.evaluations, "train.evaluations=0 never evaluates", ("train.patience", *best)),
         (
             data.train_on == "train+val",
@@ -393,7 +393,7 @@ def refuse_without_effect(given: Mapping[str, Any], configs: Sequence[Config]) -
     frozen backbone.
     """
     for name, value in given.items():
-        if (not value and name != "train.average_ramp") or value in ("none", "uniform"):
+        if (not value and name != "train.ema_ramp") or value in ("none", "uniform"):
             continue
         reasons = [
             [why for holds, why, names in without_effect(config) if holds and named(name, names)]

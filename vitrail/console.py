@@ -113,7 +113,7 @@ def byte_progress(title: str) -> Iterator[Advance]:
 
 
 class TrainingBar:
-    """A bar with loss, learning rate, speed, utilisation and time left; lines in a log."""
+    """A bar with loss, learning rate, speed, utilization and time left; lines in a log."""
 
     def __init__(self, visible: bool = True) -> None:
         from rich.console import Console

@@ -95,7 +95,7 @@ class Devices:
         if self.world > 1:
             dist.barrier()
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Until the device has done what it was given, so that a clock can be read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -149,7 +149,7 @@ def devices(
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         started = True
     try:
-        # Numbers next to zero, which an optimiser's averages become, slow a processor a lot.
+        # Numbers next to zero, which an optimizer's averages become, slow a processor a lot.
         torch.set_flush_denormal(device.type == "cpu")
         with determinism(deterministic), safe_attention():
             yield Devices(device, choose_precision(device, precision), rank, world)

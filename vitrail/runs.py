@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt64
 
-from vitrail import __version__
+from vitrail import __version__, aliases
 from vitrail.config import Config
 from vitrail.console import escaped, say
 from vitrail.errors import FailureError, VitrailError, one_line
@@ -82,7 +82,8 @@ class Run:
 
     def info(self) -> dict[str, Any]:
         """What run.json says; empty where there is none."""
-        return read_json(self.folder / "run.json")
+        info = read_json(self.folder / "run.json")
+        return info | {"cost": aliases.keys(info["cost"])} if info.get("cost") else info
 
     def update(self, **facts: Any) -> None:
         """Changes facts in run.json."""
@@ -233,7 +234,7 @@ def create(folder: Path, config: Config, facts: Mapping[str, Any], resume: bool)
         refuse_other(folder, config)
     make_folder(folder)
     for part in folder.glob(".*.part"):
-        part.unlink(missing_ok=True)  # what a killed sitting was writing
+        part.unlink(missing_ok=True)  # what a killed session was writing
     write_text(folder / "config.toml", to_toml(config))
     if not run.info():
         run.update(name=folder.name, started=now(), seconds=0.0, best=None, **facts)
@@ -317,7 +318,7 @@ def run_of(model: Path) -> Run | None:
 
 
 def training_images(model: Path | None) -> UInt64[np.ndarray, " n"] | None:
-    """Hashes of the images that a MODEL learnt from; None where they were not recorded."""
+    """Hashes of the images that a MODEL learned from; None where they were not recorded."""
     run = None if model is None else run_of(model)
     if run is None or not run.training_images.exists():
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from vitrail import aliases
 from vitrail.config import Config, shown
 from vitrail.errors import VitrailError, did_you_mean
 
@@ -108,7 +109,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def parse(setting: str) -> tuple[str, Any]:
     """`section.key=value`; the value is a TOML value, and a bare word is a string."""
     name, equals, text = setting.partition("=")
-    name, text = name.strip(), text.strip()
+    name, text = aliases.setting(name.strip()), text.strip()
     if not equals or not name:
         raise VitrailError(f"'{setting}' is no setting; expected section.key=value")
     if kind_of(name) is str and not text.startswith(('"', "'", "[")):
@@ -121,6 +122,7 @@ def parse(setting: str) -> tuple[str, Any]:
 
 def put(values: dict[str, Any], name: str, value: Any) -> None:
     """Adds one checked setting."""
+    name = aliases.setting(name)
     if name.startswith("sweep."):
         setting = name.removeprefix("sweep.")
         if not isinstance(value, list) or not value:
@@ -180,7 +182,8 @@ def fit(kind: Any, value: Any) -> Any:
     if isinstance(kind, UnionType):
         return next((fitted for k in get_args(kind) if (fitted := fit(k, value)) is not None), None)
     if get_origin(kind) is Literal:
-        return value if isinstance(value, str) and value in get_args(kind) else None
+        value = aliases.VALUES.get(value, value) if isinstance(value, str) else None
+        return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:
         return fit_tuple(get_args(kind), value)
     if kind in (bool, str):

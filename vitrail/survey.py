@@ -54,7 +54,7 @@ def inspect_dataset(
             "--report, --filtered and --mirrored need --duplicates or --against DATA"
         )
     config = build(values)
-    brought = as_brought(what, unlabelled=config.train.objective == "masked")
+    brought = as_brought(what, unlabeled=config.train.objective == "masked")
     data = whole = open_parts(config, changed(config), brought)
     if options.pack:
         # A store is split when it is opened, as the data itself would be.

@@ -22,7 +22,7 @@ class Gallery:
     def blocks(self) -> np.ndarray:
         return np.zeros(len(self.images), dtype=np.int64)
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         image = self.images[index]
         if image is None:
             raise VitrailError(f"{self.names[index]} cannot be decoded: it is torn")

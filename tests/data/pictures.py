@@ -49,7 +49,7 @@ def write_tar(path: Path, files: dict[str, bytes | str]) -> Path:
     return path
 
 
-def labelled(count: int, classes: int = 2, start: int = 0) -> dict[str, bytes | str]:
+def labeled(count: int, classes: int = 2, start: int = 0) -> dict[str, bytes | str]:
     """WebDataset samples: `000.png` beside `000.cls`."""
     files: dict[str, bytes | str] = {}
     for number in range(start, start + count):

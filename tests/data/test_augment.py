@@ -13,7 +13,7 @@ from vitrail.data.augment import (
     Augmentation,
     RandAugment,
     mix,
-    normalise,
+    normalize,
     training_transform,
 )
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -93,7 +93,7 @@ def test_without_augmentation_images_are_the_evaluations(
     )
     transform = training_transform(preprocessing, crop="none", flip=False)
     for picture in scenes[:4]:
-        image = normalise(transform(picture)[None], preprocessing)[0]
+        image = normalize(transform(picture)[None], preprocessing)[0]
         mean, std = (torch.tensor(c)[:, None, None] for c in (IMAGENET_MEAN, IMAGENET_STD))
         difference = image * std + mean - (preprocessing(picture) * std + mean).clamp(0, 1)
         assert difference.abs().max() <= 1.01 / 255  # one level, for the rounding to bytes
@@ -154,13 +154,13 @@ def test_half_of_the_images_are_mirrored(flip, low, high, crop):
     assert low <= mirrored <= high
 
 
-def test_erased_places_have_the_mean_colour():
+def test_erased_places_have_the_mean_color():
     preprocessing = Preprocessing(size=(64, 64), mean=IMAGENET_MEAN, std=IMAGENET_STD)
     transform = training_transform(preprocessing, crop="none", erasing=1.0)
     black = Image.new("RGB", (64, 64))
     shares = []
     for _ in range(50):
-        image = normalise(transform(black)[None], preprocessing)[0]
+        image = normalize(transform(black)[None], preprocessing)[0]
         erased = (image.abs() < 0.02).all(0)
         shares.append(float(erased.float().mean()))
     assert 0.01 < min(shares) < max(shares) < 0.35
@@ -170,7 +170,7 @@ def test_erased_places_have_the_mean_colour():
     assert 25 < sum(bool(often(black).any()) for _ in range(200)) < 75
 
 
-def test_a_model_of_grey_images_gets_grey_images():
+def test_a_model_of_gray_images_gets_gray_images():
     preprocessing = Preprocessing(size=(32, 32), mean=(0.2,), std=(0.3,))
     image = training_transform(preprocessing, **EVERYTHING)(ramps(60, 90))
     assert image.shape == (1, 32, 32)
@@ -182,20 +182,20 @@ def test_three_augment_does_one_of_three_things():
     )
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     whole = torch.from_numpy(pixels).permute(2, 0, 1)
-    seen = {"grey": 0, "solarised": 0, "blurred": 0}
+    seen = {"gray": 0, "solarized": 0, "blurred": 0}
     for _ in range(90):
         image = transform(Image.fromarray(pixels))
         if torch.equal(image[0], image[1]):
-            seen["grey"] += 1
+            seen["gray"] += 1
         elif torch.equal(image, torch.where(whole < 128, whole, 255 - whole)):
-            seen["solarised"] += 1
+            seen["solarized"] += 1
         else:
             assert image.float().std() <= whole.float().std()
             seen["blurred"] += 1
     assert min(seen.values()) > 15
 
 
-def test_colour_jitter_moves_colours_about_where_they_are():
+def test_color_jitter_moves_colors_about_where_they_are():
     transform = training_transform(
         Preprocessing(size=(16, 16)), crop="none", flip=False, color_jitter=0.4
     )
@@ -220,7 +220,7 @@ def test_bytes_become_the_numbers_of_the_evaluation(mean):
     preprocessing = Preprocessing(size=(16, 16), mean=mean, std=IMAGENET_STD)
     picture = ramps(16, 16)
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-    image = normalise(pixels[None], preprocessing)[0]
+    image = normalize(pixels[None], preprocessing)[0]
     torch.testing.assert_close(image, preprocessing(picture))
 
 
@@ -300,13 +300,13 @@ def test_mixing_repeats_with_the_seed():
 FILL = (1, 2, 3)
 NAMES = (
     *("autocontrast", "equalize", "invert", "rotate", "posterize", "solarize"),
-    *("colour", "contrast", "brightness", "sharpness"),
+    *("color", "contrast", "brightness", "sharpness"),
     *("shear_x", "shear_y", "translate_x", "translate_y", "cut_out", "solarize_add"),
 )
 
 
 @pytest.fixture
-def picture() -> Image.Image:
+def image() -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(9, 256, (56, 112, 3), np.uint8))
 
 
@@ -324,13 +324,13 @@ def test_there_are_the_sixteen_operations_of_the_reference():
 @pytest.mark.parametrize(
     ("magnitude", "bits"), [(0, 0), (5, 2), (10, 4), (15, 6), (20, 8), (30, 8)]
 )
-def test_posterising_keeps_more_bits_the_stronger_it_is(picture, magnitude, bits):
+def test_posterizing_keeps_more_bits_the_stronger_it_is(picture, magnitude, bits):
     expected = np.asarray(picture) >> (8 - bits) << (8 - bits)
     assert (apply("posterize", picture, magnitude) == expected).all()
 
 
 @pytest.mark.parametrize("magnitude", [0, 3, 10, 20])
-def test_solarising_inverts_what_is_bright(picture, magnitude):
+def test_solarizing_inverts_what_is_bright(picture, magnitude):
     pixels = np.asarray(picture)
     expected = np.where(pixels < int(25.6 * magnitude), pixels, 255 - pixels)
     assert (apply("solarize", picture, magnitude) == expected).all()
@@ -347,7 +347,7 @@ def test_solarize_add_brightens_what_is_dark(picture, magnitude):
 @pytest.mark.parametrize(
     ("name", "enhance"),
     [
-        ("colour", ImageEnhance.Color),
+        ("color", ImageEnhance.Color),
         ("contrast", ImageEnhance.Contrast),
         ("brightness", ImageEnhance.Brightness),
         ("sharpness", ImageEnhance.Sharpness),

@@ -15,7 +15,7 @@ from torchvision.models import ResNet50_Weights
 from tests.data.pictures import (
     contents,
     encoded,
-    labelled,
+    labeled,
     photo,
     same,
     write,
@@ -23,7 +23,7 @@ from tests.data.pictures import (
     write_tar,
 )
 from vitrail.data import catalog
-from vitrail.data.catalog import CATALOGUE, FLOWER_PHOTOS, from_archive, open_named, source_of
+from vitrail.data.catalog import CATALOG, FLOWER_PHOTOS, from_archive, open_named, source_of
 from vitrail.data.folder import open_folder
 from vitrail.data.opening import open_data
 from vitrail.data.store import pack_data
@@ -47,7 +47,7 @@ def test_digits_come_with_a_test_part_and_a_val_part_is_taken_from_train():
     assert (abs(share - 0.2) < 0.003).all()
     assert data.labels == tuple("0123456789")
     assert data.train.names[0].startswith(f"{data.train.targets[0]}/")
-    pictures = np.stack([np.asarray(data.train.picture(i)) for i in range(50)])
+    pictures = np.stack([np.asarray(data.train.image(i)) for i in range(50)])
     assert pictures.shape == (50, 8, 8, 3)
     assert (pictures.min(), pictures.max()) == (0, 255)
     split = open_data("digits")
@@ -63,9 +63,9 @@ def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
 
 
 def test_every_class_of_torchvision_exists():
-    digits = CATALOGUE["digits"]
+    digits = CATALOG["digits"]
     assert (digits.what, digits.classes, digits.images) == ("handwritten digits, 8 px", 10, 1797)
-    kinds = [entry.fetch.args[0] for entry in CATALOGUE.values() if entry.origin == "torchvision"]
+    kinds = [entry.fetch.args[0] for entry in CATALOG.values() if entry.origin == "torchvision"]
     assert len(kinds) > 15
     assert all(hasattr(datasets, kind) for kind in kinds)
 
@@ -106,7 +106,7 @@ def test_a_folder_of_the_name_comes_first(place, tmp_path, where):
     assert list(data.parts) == (["train", "test"] if where == "parts" else ["train"])
 
 
-def test_flowers102_is_learnt_from_as_in_the_paper(place):
+def test_flowers102_is_training_data_as_in_the_paper(place):
     for part, count in (("train", 10), ("val", 10), ("test", 2)):
         write_classes(place / "flowers102" / part, {f"c{i}": count for i in range(102)})
     assert counts(open_named("flowers102")) == {"train": 1020, "test": 204}
@@ -117,7 +117,7 @@ def test_flowers102_is_learnt_from_as_in_the_paper(place):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, entry in CATALOGUE.items() if entry.origin == "torchvision"]
+    "name", [name for name, entry in CATALOG.items() if entry.origin == "torchvision"]
 )
 def test_what_is_neither_here_nor_to_be_had_is_one_line(place, name):
     write_classes(place / name, {"cars_train": 1, "cars_test": 1})  # torchvision's, not classes
@@ -126,7 +126,7 @@ def test_what_is_neither_here_nor_to_be_had_is_one_line(place, name):
     message = str(caught.value)
     assert message.startswith(f"{name} is not in {place} and cannot be fetched (")
     assert f"as {name}/train/<class>/…" in message
-    assert f"{place / name} holds 2 folders, not those of its {CATALOGUE[name].classes} " in message
+    assert f"{place / name} holds 2 folders, not those of its {CATALOG[name].classes} " in message
     assert "\n" not in message
 
 
@@ -198,9 +198,9 @@ def test_imagenets_validation_set_is_what_is_tested_on(place):
 def test_imagenet_in_shards_gets_its_names_too(place):
     write_tar(
         place / "imagenet" / "imagenet-train-0.tar",
-        labelled(4) | {"9.png": encoded(), "9.cls": "999"},
+        labeled(4) | {"9.png": encoded(), "9.cls": "999"},
     )
-    write_tar(place / "imagenet" / "imagenet-validation-0.tar", labelled(2))
+    write_tar(place / "imagenet" / "imagenet-validation-0.tar", labeled(2))
     data = open_named("imagenet")
     assert counts(data) == {"train": 5, "test": 2}
     assert data.labels[0] == "tench"
@@ -222,25 +222,25 @@ def test_imagenet_that_is_not_there_says_where_it_is_looked_for():
 # torchvision's objects
 
 
-def test_colour_arrays_become_pictures():
+def test_color_arrays_become_pictures():
     pixels = np.stack([np.asarray(photo(i)) for i in range(3)])
     like_cifar = SimpleNamespace(data=pixels, targets=[1, 0, 1], classes=["cat", "dog"])
     like_svhn = SimpleNamespace(data=pixels.transpose(0, 3, 1, 2), labels=np.array([1, 0, 1]))
     for dataset in (like_cifar, like_svhn):
         source = source_of(dataset)
         assert source.targets.tolist() == [1, 0, 1]
-        assert all(same(source.picture(i), photo(i)) for i in range(3))
+        assert all(same(source.image(i), photo(i)) for i in range(3))
     assert source_of(like_cifar).names == ["dog/0", "cat/1", "dog/2"]
     assert source_of(like_svhn).labels == ("0", "1")
 
 
-def test_grey_tensors_become_pictures():
+def test_gray_tensors_become_pictures():
     like_mnist = SimpleNamespace(
         data=torch.arange(2 * 9, dtype=torch.uint8).view(2, 3, 3),
         targets=torch.tensor([0, 1]),
         classes=["0 - zero", "1 - one"],
     )
-    picture = source_of(like_mnist).picture(1)
+    picture = source_of(like_mnist).image(1)
     assert picture.getpixel((2, 0)) == (11, 11, 11)
 
 
@@ -267,12 +267,12 @@ def test_lists_of_files_are_read_without_opening_them(tmp_path, kind):
         f"{label}/image_{n:04d}.jpg": label for label in ("a", "b") for n in (1, 2)
     }
     assert source.names == sorted(source.names)
-    assert same(source.picture(0), source.picture(1))
-    assert not same(source.picture(0), source.picture(2))
+    assert same(source.image(0), source.image(1))
+    assert not same(source.image(0), source.image(2))
 
 
 def test_torchvisions_own_folder_is_read_through_torchvision(place):
-    # EuroSAT as torchvision unpacks it: the name of the catalogue, but no classes in it.
+    # EuroSAT as torchvision unpacks it: the name of the catalog, but no classes in it.
     write_classes(place / "eurosat" / "2750", {f"c{i}": 2 for i in range(10)})
     data = open_named("eurosat")
     assert counts(data) == {"train": 20}
@@ -282,8 +282,8 @@ def test_torchvisions_own_folder_is_read_through_torchvision(place):
 def test_without_the_package_of_vtab_its_names_are_one_line_and_all_others_work(monkeypatch):
     for module in ("vitrail.vtab", "vitrail.vtab.tasks"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not there
-    monkeypatch.setattr(catalog, "CATALOGUE", type(catalog.CATALOGUE)())
-    assert "cifar10" in catalog.CATALOGUE
-    assert "vtab/dtd" not in catalog.CATALOGUE
+    monkeypatch.setattr(catalog, "CATALOG", type(catalog.CATALOG)())
+    assert "cifar10" in catalog.CATALOG
+    assert "vtab/dtd" not in catalog.CATALOG
     with pytest.raises(VitrailError, match=r"^vtab/dtd needs the package vitrail\.vtab"):
         open_data("vtab/dtd")

@@ -59,7 +59,7 @@ def test_sizes_are_those_of_the_readable_images():
     assert checked.parts[0].small == ("dog/0",)
 
 
-def test_images_of_a_single_colour_stand_out():
+def test_images_of_a_single_color_stand_out():
     checked = check(Data(name="photos", train=part(EVEN, Image.new("RGB", (64, 64), "red"))))
     assert checked.parts[0].blank == ("cat/0",)
     assert "images of a single color: 1" in checked.warnings()
@@ -137,10 +137,10 @@ def test_files_that_are_no_images_are_found(tmp_path):
 
 
 def classes(**counts: int) -> Gallery:
-    """Pictures of one colour for each class."""
-    colours = ("red", "green", "blue", "black")
+    """Pictures of one color for each class."""
+    colors = ("red", "green", "blue", "black")
     targets = np.repeat(np.arange(len(counts)), list(counts.values()))
-    images = [Image.new("RGB", (30, 20), colours[target]) for target in targets]
+    images = [Image.new("RGB", (30, 20), colors[target]) for target in targets]
     return Gallery(images, targets, [str(i) for i in range(len(images))], tuple(counts))
 
 
@@ -181,11 +181,11 @@ def test_a_sheet_shows_each_picture_where_it_belongs():
     paper = sheet(classes(a=1, b=1, c=1, d=1), columns=2, rows=2, side=64)
     quarter = paper.width // 2, paper.height // 2
     middles = [(36 + x * quarter[0], 36 + y * quarter[1]) for y in (0, 1) for x in (0, 1)]
-    colours = [paper.getpixel(middle) for middle in middles]
-    assert colours == [(255, 0, 0), (0, 128, 0), (0, 0, 255), (0, 0, 0)]
+    colors = [paper.getpixel(middle) for middle in middles]
+    assert colors == [(255, 0, 0), (0, 128, 0), (0, 0, 255), (0, 0, 0)]
 
 
-def test_a_broken_picture_is_a_grey_tile_with_its_name():
+def test_a_broken_picture_is_a_gray_tile_with_its_name():
     paper = sheet(gallery([None], "torn "), side=128)
     pixels = np.asarray(paper.crop((8, 8, 136, 136)))
     assert (pixels[2, 2] == 200).all()

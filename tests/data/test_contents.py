@@ -94,4 +94,4 @@ def test_a_store_of_an_earlier_version_opens_without_hashes(folder, tmp_path):
     del kept["hashes"]
     np.savez(index, **kept)
     assert hashes(open_store(tmp_path / "store")) == [0] * 6
-    assert open_store(tmp_path / "store").part("train").picture(0).mode == "RGB"
+    assert open_store(tmp_path / "store").part("train").image(0).mode == "RGB"

@@ -11,7 +11,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 
 from tests.pictures import many_scans
 from vitrail.data import decode as decoding
-from vitrail.data.decode import decode, open_picture, upright
+from vitrail.data.decode import decode, open_image, upright
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 
@@ -51,12 +51,12 @@ def test_transparent_pixels_are_white_whatever_lies_beneath():
 
 
 @pytest.mark.parametrize("transparency", [3, bytes([255, 255, 255, 0])])
-def test_a_palette_may_have_transparent_colours(tmp_path, transparency):
+def test_a_palette_may_have_transparent_colors(tmp_path, transparency):
     picture = Image.new("P", (4, 1))
     picture.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 1, 2, 3])
     picture.putdata([0, 1, 2, 3])
     picture.save(tmp_path / "p.png", transparency=transparency)
-    shown = np.asarray(open_picture(tmp_path / "p.png"))[0].tolist()
+    shown = np.asarray(open_image(tmp_path / "p.png"))[0].tolist()
     assert shown == [[10, 20, 30], [40, 50, 60], [70, 80, 90], [255, 255, 255]]
 
 
@@ -64,30 +64,30 @@ def test_a_palette_may_have_transparent_colours(tmp_path, transparency):
 def test_pixels_of_an_unknown_range_are_refused(tmp_path, kind):
     Image.fromarray(np.full((4, 4), 200, dtype=kind)).save(tmp_path / "deep.tif")
     with pytest.raises(VitrailError, match=r"deep\.tif cannot be decoded: 32 bits a pixel"):
-        open_picture(tmp_path / "deep.tif")
+        open_image(tmp_path / "deep.tif")
 
 
-def test_sixteen_bits_and_a_transparent_grey_are_read(tmp_path):
+def test_sixteen_bits_and_a_transparent_gray_are_read(tmp_path):
     wide = Image.fromarray(np.array([[0, 257 * 100, 65535]], dtype=np.uint16))
     wide.save(tmp_path / "wide.png")
-    assert np.asarray(open_picture(tmp_path / "wide.png"))[0, :, 0].tolist() == [0, 100, 255]
+    assert np.asarray(open_image(tmp_path / "wide.png"))[0, :, 0].tolist() == [0, 100, 255]
     Image.fromarray(np.array([[0, 100]], dtype=np.uint8)).save(tmp_path / "l.png", transparency=0)
-    assert np.asarray(open_picture(tmp_path / "l.png"))[0, :, 1].tolist() == [255, 100]
+    assert np.asarray(open_image(tmp_path / "l.png"))[0, :, 1].tolist() == [255, 100]
 
 
-def test_inks_become_colours(tmp_path):
+def test_inks_become_colors(tmp_path):
     Image.new("CMYK", (8, 8), (255, 0, 0, 0)).save(tmp_path / "ink.jpg", quality=100)
-    red, green, blue = open_picture(tmp_path / "ink.jpg").getpixel((4, 4))
+    red, green, blue = open_image(tmp_path / "ink.jpg").getpixel((4, 4))
     assert red < 20
     assert min(green, blue) > 235
 
 
 def test_the_first_picture_of_several_is_shown(tmp_path):
-    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    frames = [Image.new("RGB", (4, 4), color) for color in ("red", "blue")]
     for name in ("a.gif", "a.webp", "a.png", "a.tif"):
         lossless = {"lossless": True} if name == "a.webp" else {}
         frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], **lossless)
-        assert open_picture(tmp_path / name).getpixel((0, 0)) == (255, 0, 0), name
+        assert open_image(tmp_path / name).getpixel((0, 0)) == (255, 0, 0), name
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
@@ -98,7 +98,7 @@ def test_every_way_to_hold_a_camera_is_undone_and_only_once(tmp_path, turn, suff
     exif[0x0112] = turn
     lossless = {"lossless": True} if suffix == "webp" else {}
     picture.save(tmp_path / f"a.{suffix}", exif=exif, **lossless)
-    shown = open_picture(tmp_path / f"a.{suffix}")
+    shown = open_image(tmp_path / f"a.{suffix}")
     with Image.open(tmp_path / f"a.{suffix}") as image:
         expected = ImageOps.exif_transpose(image)
     assert shown.size == ((24, 16) if turn < 5 else (16, 24))
@@ -112,16 +112,16 @@ def test_a_damaged_note_of_the_camera_costs_the_turn_not_the_picture(tmp_path):
         (b"Exif\0\0rubbish", b"Exif\0\0MM\0*\0\0\0\x08\0\xff" + b"\x01\x12" * 9)
     ):
         picture.save(tmp_path / f"{number}.jpg", exif=exif, quality=95)
-        assert open_picture(tmp_path / f"{number}.jpg").size == (24, 16)
+        assert open_image(tmp_path / f"{number}.jpg").size == (24, 16)
 
 
 def test_large_is_read_and_huge_is_one_line(tmp_path, monkeypatch):
     noise(64, 64).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 - 1)
-    assert open_picture(tmp_path / "a.png").size == (64, 64)
+    assert open_image(tmp_path / "a.png").size == (64, 64)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 // 2 - 1)
     with pytest.raises(VitrailError, match=r"a\.png cannot be decoded: Image size \(4096 pixels\)"):
-        open_picture(tmp_path / "a.png")
+        open_image(tmp_path / "a.png")
 
 
 def test_an_image_that_would_take_gigabytes_is_refused_from_its_header(tmp_path):
@@ -130,7 +130,7 @@ def test_an_image_that_would_take_gigabytes_is_refused_from_its_header(tmp_path)
     head = small.getvalue().replace(huge[0] * 2, huge[1] * 2, 1)
     (tmp_path / "huge.png").write_bytes(head[:29] + zlib.crc32(head[12:29]).to_bytes(4) + head[33:])
     with pytest.raises(VitrailError, match=r"huge\.png .*13000 x 13000 pixels, .*128 million"):
-        open_picture(tmp_path / "huge.png")
+        open_image(tmp_path / "huge.png")
 
 
 @pytest.mark.parametrize("suffix", ["webp", "avif", "jp2"])
@@ -139,18 +139,18 @@ def test_formats_whose_decoders_take_more_memory_may_have_fewer_pixels(
 ):
     noise(64, 64).save(tmp_path / f"a.{suffix}")
     monkeypatch.setattr(decoding, "MOST_MEGAPIXELS", 0.001)
-    assert open_picture(tmp_path / f"a.{suffix}").size == (64, 64)
+    assert open_image(tmp_path / f"a.{suffix}").size == (64, 64)
     lower = dict.fromkeys(decoding.MEGAPIXELS, 0.001)
     monkeypatch.setattr(decoding, "MEGAPIXELS", lower)
     with pytest.raises(VitrailError, match=f"{suffix} cannot be decoded: 64 x 64 pixels"):
-        open_picture(tmp_path / f"a.{suffix}")
+        open_image(tmp_path / f"a.{suffix}")
 
 
 def test_a_jpeg_of_a_hundred_megapixels_is_read_at_half_its_size(tmp_path):
     image = Image.new("L", (10_000, 10_000), 200)
     image.paste(40, (0, 0, 5000, 10_000))
     image.save(tmp_path / "large.jpg")
-    shown = open_picture(tmp_path / "large.jpg")
+    shown = open_image(tmp_path / "large.jpg")
     assert shown.size == (5000, 5000)
     assert [shown.getpixel((x, 2500))[0] for x in (100, 4900)] == [40, 200]
 
@@ -158,9 +158,9 @@ def test_a_jpeg_of_a_hundred_megapixels_is_read_at_half_its_size(tmp_path):
 def test_a_jpeg_of_too_many_scans_is_refused_before_it_is_decoded(tmp_path):
     (tmp_path / "slow.jpg").write_bytes(many_scans(65))
     with pytest.raises(VitrailError, match=r"slow\.jpg cannot be decoded: .*more than 64 scans"):
-        open_picture(tmp_path / "slow.jpg")
+        open_image(tmp_path / "slow.jpg")
     (tmp_path / "slow.jpg").write_bytes(many_scans(64))
-    assert open_picture(tmp_path / "slow.jpg").size == (64, 64)
+    assert open_image(tmp_path / "slow.jpg").size == (64, 64)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_no_program_is_run_for_an_image(tmp_path, monkeypatch):
     Image.new("RGB", (4, 4)).save(tmp_path / "photo.eps")
     (tmp_path / "photo.eps").rename(tmp_path / "photo.jpg")
     with pytest.raises(VitrailError, match=r"photo\.jpg is not a picture"):
-        open_picture(tmp_path / "photo.jpg")
+        open_image(tmp_path / "photo.jpg")
     assert not (tmp_path / "ran").exists()
 
 

@@ -28,7 +28,7 @@ def test_sub_folders_are_classes_in_the_order_of_their_names(tmp_path):
     assert data.train.names == ["cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png"]
     assert data.train.targets.tolist() == [0, 0, 0, 1, 1]
     assert not data.train.blocks.any()
-    assert same(data.train.picture(3), photo(0))
+    assert same(data.train.image(3), photo(0))
     assert (data.val, data.test) == (None, None)
 
 
@@ -40,7 +40,7 @@ def test_classes_that_are_numbers_stand_in_the_order_of_numbers(tmp_path):
 def test_a_source_travels_to_another_process(tmp_path):
     source = open_folder(write_classes(tmp_path, {"a": 1, "b": 1})).train
     again = pickle.loads(pickle.dumps(source))
-    assert same(again.picture(1), source.picture(1))
+    assert same(again.image(1), source.image(1))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_suffixes_are_read_in_either_case(tmp_path, suffix):
     write(tmp_path / "b" / "1.png")
     source = open_folder(tmp_path).train
     assert source.names[0] == f"a/1.{suffix}"
-    assert source.picture(0).size == (16, 12)
+    assert source.image(0).size == (16, 12)
 
 
 def test_every_suffix_is_one_that_pillow_opens():
@@ -83,7 +83,7 @@ def test_a_name_is_the_same_however_the_disk_spells_it(tmp_path):
     source = open_folder(tmp_path).train
     assert source.names == ["Löwenzahn/größe.png", "雛菊/一.png"]
     assert source.labels == ("Löwenzahn", "雛菊")
-    assert same(source.picture(0), photo())
+    assert same(source.image(0), photo())
 
 
 def test_two_spellings_of_one_name_stay_two_pictures(tmp_path):
@@ -98,7 +98,7 @@ def test_names_that_are_no_text_are_read(tmp_path):
     (tmp_path / "a" / os.fsdecode(b"\xff.png")).write_bytes(encoded(7))
     source = open_folder(tmp_path).train
     assert source.names[1] == "a/\\xff.png"
-    assert same(source.picture(1), photo(7))
+    assert same(source.image(1), photo(7))
 
 
 def test_links_are_followed_and_circles_end(tmp_path):
@@ -145,7 +145,7 @@ def test_a_link_to_nothing_is_named_when_it_is_opened(tmp_path):
     (tmp_path / "a" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     source = open_folder(tmp_path).train
     with pytest.raises(VitrailError, match=r"gone\.png does not exist"):
-        source.picture(1)
+        source.image(1)
 
 
 def test_an_empty_class_is_left_out_and_said(tmp_path, capsys):
@@ -181,7 +181,7 @@ def test_parts_above_the_classes_are_parts(tmp_path, val):
     write(tmp_path / "annotations" / "deeper" / "x.png")
     data = open_folder(tmp_path)
     assert data.train.names == data.val.names == data.test.names
-    assert same(data.val.picture(2), photo(12))
+    assert same(data.val.image(2), photo(12))
 
 
 def test_a_test_part_alone_is_a_test_part(tmp_path):
@@ -255,7 +255,7 @@ def test_images_beside_parts_are_counted_and_flat_images_without_classes_are_not
     line = f"{tmp_path / 'photos'}/: left out images that lie in no class folder (1)\n"
     assert capsys.readouterr().err == line
     write(tmp_path / "flat" / "1.png")
-    assert len(open_folder(tmp_path / "flat", unlabelled=True).train.targets) == 1
+    assert len(open_folder(tmp_path / "flat", unlabeled=True).train.targets) == 1
     assert not capsys.readouterr().err
 
 
@@ -271,7 +271,7 @@ def test_every_list_is_a_part_in_its_own_order(tmp_path):
     assert data.labels == tuple(map(str, range(10)))
     assert data.train.names[:2] == ["images/train800/0000.png", "images/train800/0001.png"]
     assert data.train.targets[:12].tolist() == [*range(10), 0, 1]
-    assert data.val.picture(3).size == (16, 12)
+    assert data.val.image(3).size == (16, 12)
 
 
 def test_a_folder_with_lists_is_data_like_any_other(tmp_path):

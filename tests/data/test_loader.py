@@ -23,7 +23,7 @@ def source(n: int = 10) -> ArraySource:
 
 
 def noisy(picture: Image.Image) -> torch.Tensor:
-    """The picture's grey value and a random number."""
+    """The picture's gray value and a random number."""
     value = torch.tensor(picture.getpixel((0, 0))[0], dtype=torch.float32)
     return torch.stack([value, torch.rand(())])
 
@@ -118,10 +118,10 @@ def test_loading_leaves_the_global_random_state_alone():
 class Damaged(ArraySource):
     """A source in which pictures from the eighth on cannot be decoded."""
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         if index >= 8:
             raise VitrailError(f"{index} cannot be decoded")
-        return super().picture(index)
+        return super().image(index)
 
 
 def test_a_broken_picture_is_named_and_the_next_takes_its_place():
@@ -141,8 +141,8 @@ def test_nothing_but_broken_pictures_is_an_error():
     damaged = Damaged(whole.labels, whole.targets[8:], whole.names[8:], whole.pixels[8:])
 
     class Hopeless(Damaged):
-        def picture(self, index: int) -> Image.Image:
-            return super().picture(index + 8)
+        def image(self, index: int) -> Image.Image:
+            return super().image(index + 8)
 
     dataset = Augmented(
         Hopeless(damaged.labels, damaged.targets, damaged.names, damaged.pixels), noisy, seed=0

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.pictures import contents, encoded, labelled, write, write_classes, write_tar
+from tests.data.pictures import contents, encoded, labeled, write, write_classes, write_tar
 from vitrail.data.dataset import Data
 from vitrail.data.opening import open_data
 from vitrail.data.store import pack_data
@@ -90,8 +90,8 @@ def test_a_subset_is_drawn_from_what_is_left_to_train_on(tmp_path):
 
 
 def test_a_folder_of_tars_is_shards(tmp_path):
-    write_tar(tmp_path / "shards" / "train-0.tar", labelled(4))
-    write_tar(tmp_path / "shards" / "test-0.tar", labelled(2, start=4))
+    write_tar(tmp_path / "shards" / "train-0.tar", labeled(4))
+    write_tar(tmp_path / "shards" / "test-0.tar", labeled(2, start=4))
     assert counts(open_data("shards", val=0.0)) == {"train": 4, "test": 2}
     assert counts(open_data("shards/train-{0..0}.tar", val=0.0, test=0.0)) == {"train": 4}
 
@@ -102,7 +102,7 @@ def test_a_tar_left_among_class_folders_is_passed_over(tmp_path):
     assert open_data("photos", val=0.0, test=0.0).labels == ("a", "b")
 
 
-def test_a_folder_here_comes_before_a_name_of_the_catalogue(tmp_path, capsys):
+def test_a_folder_here_comes_before_a_name_of_the_catalog(tmp_path, capsys):
     assert len(open_data("digits").labels) == 10
     assert not capsys.readouterr().err
     write_classes(tmp_path / "digits", {"a": 3, "b": 3})
@@ -114,12 +114,12 @@ def test_a_folder_here_comes_before_a_name_of_the_catalogue(tmp_path, capsys):
     assert capsys.readouterr().err == line
 
 
-def test_a_file_here_comes_before_a_name_of_the_catalogue(tmp_path):
+def test_a_file_here_comes_before_a_name_of_the_catalog(tmp_path):
     write(tmp_path / "a.png").rename(tmp_path / "digits")
     assert failure("digits").startswith("digits is a file; expected a folder")
 
 
-def test_in_the_folder_of_all_data_sets_a_name_is_the_catalogues(tmp_path, monkeypatch, capsys):
+def test_in_the_folder_of_all_data_sets_a_name_is_the_catalogs(tmp_path, monkeypatch, capsys):
     write_classes(tmp_path / "data" / "digits" / "train", {f"{i}": 3 for i in range(10)})
     monkeypatch.chdir(tmp_path / "data")
     assert open_data("digits", val=0.0, test=0.0).name == "digits"

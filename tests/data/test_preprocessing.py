@@ -68,8 +68,8 @@ def test_every_mode_of_picture_becomes_rgb(mode):
     image = Preprocessing(size=(32, 48))(picture)
     assert image.shape == (3, 32, 48)
     if mode in ("L", "I;16"):
-        grey = Preprocessing(size=(32, 48))(noise(64, 80, "L"))
-        assert (image - grey).abs().max() < 0.01
+        gray = Preprocessing(size=(32, 48))(noise(64, 80, "L"))
+        assert (image - gray).abs().max() < 0.01
         assert image.std() > 0.05
 
 
@@ -81,7 +81,7 @@ def test_a_rectangle_is_cropped_from_a_picture_that_covers_it(shape):
     assert (image > 0.99).all()  # no black bars
 
 
-def test_grey_models_get_one_channel():
+def test_gray_models_get_one_channel():
     image = Preprocessing(size=(32, 32), mean=(0.5,), std=(0.5,))(noise(64, 64))
     assert image.shape == (1, 32, 32)
 
@@ -95,6 +95,6 @@ def test_a_description_survives_a_file_and_refuses_what_it_does_not_know():
         from_dict({"size": [3, 4], "rotation": 7})
 
 
-def test_colours_that_cannot_be_converted_are_one_line():
+def test_colors_that_cannot_be_converted_are_one_line():
     with pytest.raises(VitrailError, match="the image cannot be decoded: conversion"):
         Preprocessing()(Image.new("La", (4, 4)))

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.pictures import contents, encoded, labelled, photo, same, write_tar
+from tests.data.pictures import contents, encoded, labeled, photo, same, write_tar
 from vitrail.data import tars
 from vitrail.data.dataset import Source
 from vitrail.data.shards import open_shards
@@ -45,10 +45,10 @@ def train(pattern) -> dict[str, str]:
 
 
 def test_a_sample_is_a_picture_and_the_number_of_its_class(tmp_path):
-    data = open_shards(str(write_tar(tmp_path / "photos.tar", labelled(5))))
+    data = open_shards(str(write_tar(tmp_path / "photos.tar", labeled(5))))
     assert data.name == "photos"
     assert contents(data.train) == {f"00{i}.png": str(i % 2) for i in range(5)}
-    assert all(same(data.train.picture(i), photo(i)) for i in range(5))
+    assert all(same(data.train.image(i), photo(i)) for i in range(5))
 
 
 def test_a_label_may_be_a_name_or_a_line_of_json(tmp_path):
@@ -82,7 +82,7 @@ def test_numbers_are_classes_in_the_order_of_numbers(tmp_path):
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_list_names_the_numbers(tmp_path, name, inside):
     lines = "Katze\nHund\nVogel\n"
-    write_tar(tmp_path / "x.tar", labelled(4) | ({name: lines} if inside else {}))
+    write_tar(tmp_path / "x.tar", labeled(4) | ({name: lines} if inside else {}))
     if not inside:
         (tmp_path / name).write_text(lines)
     data = open_shards(str(tmp_path / "x.tar"))
@@ -91,13 +91,13 @@ def test_a_list_names_the_numbers(tmp_path, name, inside):
 
 
 def test_a_list_that_is_too_short_is_refused(tmp_path):
-    write_tar(tmp_path / "x.tar", labelled(4, classes=3))
+    write_tar(tmp_path / "x.tar", labeled(4, classes=3))
     (tmp_path / "classes.txt").write_text("Katze\nHund")
     assert "has 2 lines and there is a label 2" in failure(tmp_path / "x.tar")
 
 
 def test_only_one_picture_belongs_to_a_label(tmp_path):
-    files = labelled(2) | {"000.mask.png": encoded(9), "001.txt": "a caption"}
+    files = labeled(2) | {"000.mask.png": encoded(9), "001.txt": "a caption"}
     assert train(write_tar(tmp_path / "x.tar", files)) == {"000.png": "0", "001.png": "1"}
 
 
@@ -132,7 +132,7 @@ def test_parts_inside_the_tar_are_parts(tmp_path):
 @pytest.mark.parametrize("layout", ["photos-{}-0.tar", "{}/0.tar"])
 def test_parts_in_the_names_of_shards_are_parts(tmp_path, layout):
     for start, part in enumerate(("train", "val", "test")):
-        write_tar(tmp_path / "set" / layout.format(part), labelled(2 + start, start=10 * start))
+        write_tar(tmp_path / "set" / layout.format(part), labeled(2 + start, start=10 * start))
     for pattern in (tmp_path / "set", tmp_path / "set" / layout.format("{train,val,test}")):
         data = open_shards(str(pattern))
         assert {name: len(part.targets) for name, part in data.parts.items()} == {
@@ -144,31 +144,31 @@ def test_parts_in_the_names_of_shards_are_parts(tmp_path, layout):
 
 
 def test_a_folder_above_that_is_called_test_makes_no_test_part(tmp_path):
-    write_tar(tmp_path / "test" / "photos.tar", labelled(2))
+    write_tar(tmp_path / "test" / "photos.tar", labeled(2))
     assert list(open_shards(str(tmp_path / "test" / "photos.tar")).parts) == ["train"]
 
 
 def test_patterns_are_written_out_and_blocks_are_shards(tmp_path):
     for shard in range(8, 12):
-        write_tar(tmp_path / f"a-{shard:03d}.tar", labelled(2, start=2 * shard))
+        write_tar(tmp_path / f"a-{shard:03d}.tar", labeled(2, start=2 * shard))
     data = open_shards(str(tmp_path / "a-{008..010}.tar"))
     assert data.name == "a"
     assert data.train.blocks.tolist() == [0, 0, 1, 1, 2, 2]
-    assert same(data.train.picture(5), photo(21))
+    assert same(data.train.image(5), photo(21))
     assert len(open_shards(str(tmp_path / "a-0*.tar")).train.names) == 8
     assert len(open_shards(str(tmp_path / "a-01[01].tar")).train.names) == 4
     assert len(open_shards(str(tmp_path)).train.names) == 8
 
 
 def test_a_shard_that_is_missing_is_named(tmp_path):
-    write_tar(tmp_path / "a-0.tar", labelled(2))
+    write_tar(tmp_path / "a-0.tar", labeled(2))
     message = failure(tmp_path / "a-{0..1}.tar")
     assert message == f"{tmp_path}/a-1.tar does not exist; did you mean 'a-0.tar'?"
 
 
 def test_a_name_in_two_shards_is_told_apart_and_the_first_keeps_it(tmp_path):
     for shard in ("a", "b"):
-        write_tar(tmp_path / f"{shard}.tar", labelled(2))
+        write_tar(tmp_path / f"{shard}.tar", labeled(2))
     assert list(train(tmp_path)) == ["000.png", "001.png", "b/000.png", "b/001.png"]
 
 
@@ -179,7 +179,7 @@ def test_a_class_that_only_the_test_part_has_is_named(tmp_path):
 
 
 def test_pictures_without_a_label_are_counted_and_left_out(tmp_path, capsys):
-    write_tar(tmp_path / "x.tar", labelled(4) | {"9.png": encoded()})
+    write_tar(tmp_path / "x.tar", labeled(4) | {"9.png": encoded()})
     assert len(train(tmp_path / "x.tar")) == 4
     assert capsys.readouterr().err == "1 images without a label are left out\n"
 
@@ -187,7 +187,7 @@ def test_pictures_without_a_label_are_counted_and_left_out(tmp_path, capsys):
 def test_what_is_no_set_of_labelled_pictures_is_one_line(tmp_path):
     write_tar(tmp_path / "flat.tar", {"1.png": encoded(), "2.png": encoded()})
     assert "says no classes; expected <key>.cls" in failure(tmp_path / "flat.tar")
-    write_tar(tmp_path / "one.tar", labelled(3, classes=1))
+    write_tar(tmp_path / "one.tar", labeled(3, classes=1))
     assert "has one class only, '0'" in failure(tmp_path / "one.tar")
     write_tar(tmp_path / "text.tar", {"a/1.txt": "x"})
     assert "holds no images" in failure(tmp_path / "text.tar")
@@ -205,10 +205,10 @@ def test_what_is_no_set_of_labelled_pictures_is_one_line(tmp_path):
 
 
 def test_a_source_travels_without_its_open_files(tmp_path):
-    source = open_shards(str(write_tar(tmp_path / "x.tar", labelled(4)))).train
-    assert same(source.picture(0), photo(0))
+    source = open_shards(str(write_tar(tmp_path / "x.tar", labeled(4)))).train
+    assert same(source.image(0), photo(0))
     again = pickle.loads(pickle.dumps(source))
-    assert same(again.picture(3), photo(3))
+    assert same(again.image(3), photo(3))
 
 
 def test_long_and_odd_names_in_a_tar_are_read(tmp_path):
@@ -219,26 +219,26 @@ def test_long_and_odd_names_in_a_tar_are_read(tmp_path):
             tar.add(tmp_path / "picture", name)
     source = open_shards(str(tmp_path / "x.tar")).train
     assert source.names == [f"{label}/{file}", "b/1.png"]
-    assert same(source.picture(1), photo(1))
+    assert same(source.image(1), photo(1))
 
 
 def test_a_broken_picture_is_named_with_its_shard(tmp_path):
-    files = labelled(3) | {"001.png": encoded()[:60]}
+    files = labeled(3) | {"001.png": encoded()[:60]}
     source = open_shards(str(write_tar(tmp_path / "x.tar", files))).train
     with pytest.raises(VitrailError, match=r"^001\.png in x\.tar cannot be decoded: "):
-        source.picture(1)
-    assert same(source.picture(2), photo(2))
+        source.image(1)
+    assert same(source.image(2), photo(2))
 
 
 @pytest.mark.parametrize("cut", [300, 1100, 3500])
 def test_of_a_truncated_tar_the_whole_pictures_are_kept(tmp_path, capsys, cut):
-    path = write_tar(tmp_path / "x.tar", labelled(40))
+    path = write_tar(tmp_path / "x.tar", labeled(40))
     with tarfile.open(path) as tar:
         member = tar.getmember("030.png")
     path.write_bytes(path.read_bytes()[: member.offset + cut])
     source = open_shards(str(path)).train
     assert 30 <= len(source.names) <= 32
-    assert all(same(source.picture(i), photo(i)) for i in range(len(source.names)))
+    assert all(same(source.image(i), photo(i)) for i in range(len(source.names)))
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"{path} is damaged after ")
     open_shards(str(path))
@@ -257,8 +257,8 @@ def test_a_sparse_tar_that_claims_terabytes_is_a_broken_image(tmp_path):
         file.truncate(file.tell() + 1024)
     source = open_shards(str(tmp_path / "x.tar")).train
     with pytest.raises(VitrailError, match=r"cat/1\.png in x\.tar has 68.7 GB"):
-        source.picture(0)
-    assert same(source.picture(1), photo(1))
+        source.image(0)
+    assert same(source.image(1), photo(1))
 
 
 def test_headers_that_contradict_themselves_are_one_line(tmp_path):
@@ -280,7 +280,7 @@ def test_headers_that_contradict_themselves_are_one_line(tmp_path):
 
 
 def test_a_label_nested_too_deeply_is_none(tmp_path):
-    files = labelled(10) | {"deep.png": encoded(99), "deep.json": "[" * 200_000}
+    files = labeled(10) | {"deep.png": encoded(99), "deep.json": "[" * 200_000}
     assert len(open_shards(str(write_tar(tmp_path / "x.tar", files))).train.names) == 10
 
 
@@ -292,7 +292,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 
 def test_rubbish_in_the_middle_of_a_tar_is_said(tmp_path, capsys):
-    path = write_tar(tmp_path / "x.tar", labelled(10))
+    path = write_tar(tmp_path / "x.tar", labeled(10))
     with tarfile.open(path) as tar:
         place = tar.getmember("005.png").offset
     data = bytearray(path.read_bytes())
@@ -303,13 +303,13 @@ def test_rubbish_in_the_middle_of_a_tar_is_said(tmp_path, capsys):
 
 
 def test_an_index_is_made_once_and_again_when_the_shard_changes(tmp_path, cache):
-    path = write_tar(tmp_path / "x.tar", labelled(4))
+    path = write_tar(tmp_path / "x.tar", labeled(4))
     open_shards(str(path))
     (index,) = (cache / "index").iterdir()
     made = index.stat().st_mtime_ns
     open_shards(str(path))
     assert index.stat().st_mtime_ns == made
-    write_tar(path, labelled(6))
+    write_tar(path, labeled(6))
     assert len(train(path)) == 6
     for index in (cache / "index").iterdir():
         index.write_bytes(b"rubbish")
@@ -319,18 +319,18 @@ def test_an_index_is_made_once_and_again_when_the_shard_changes(tmp_path, cache)
 def test_a_cache_that_cannot_be_written_only_costs_time(tmp_path, cache):
     cache.parent.mkdir()
     cache.write_text("in the way")
-    assert len(train(write_tar(tmp_path / "x.tar", labelled(4)))) == 4
+    assert len(train(write_tar(tmp_path / "x.tar", labeled(4)))) == 4
 
 
 def test_a_shard_that_changes_while_it_is_used_is_noticed(tmp_path):
-    path = write_tar(tmp_path / "x.tar", labelled(4))
+    path = write_tar(tmp_path / "x.tar", labeled(4))
     source = open_shards(str(path)).train
-    write_tar(path, dict(reversed(labelled(4).items())))
+    write_tar(path, dict(reversed(labeled(4).items())))
     with pytest.raises(FailureError, match="has changed since it was indexed; open it again"):
-        source.picture(0)
+        source.image(0)
     path.unlink()
     with pytest.raises(FailureError, match=r"x\.tar \(No such file or directory\)"):
-        source.picture(0)
+        source.image(0)
 
 
 # The web
@@ -369,7 +369,7 @@ def site(tmp_path) -> Iterator[tuple[str, list[str]]]:
 
 def put(tmp_path: Path, shards: int) -> None:
     for shard in range(shards):
-        write_tar(tmp_path / "site" / f"x-{shard:02d}.tar", labelled(4, start=4 * shard))
+        write_tar(tmp_path / "site" / f"x-{shard:02d}.tar", labeled(4, start=4 * shard))
 
 
 def held(cache: Path) -> list[str]:
@@ -382,7 +382,7 @@ def test_shards_of_the_web_are_fetched_once(tmp_path, site, cache):
     (tmp_path / "site" / "classes.txt").write_text("Katze\nHund")
     source = open_shards(f"{root}/x-{{00..01}}.tar").train
     assert source.labels == ("Katze", "Hund")
-    assert all(same(source.picture(i), photo(i)) for i in range(8))
+    assert all(same(source.image(i), photo(i)) for i in range(8))
     assert sorted(asked) == ["/classes.txt", "/x-00.tar", "/x-01.tar"]
     open_shards(f"{root}/x-{{00..01}}.tar")
     assert len(asked) == 3
@@ -398,7 +398,7 @@ def test_an_index_is_enough_to_open_shards_again(tmp_path, site, cache):
     source = open_shards(f"{root}/x-{{00..01}}.tar").train
     assert source.names == first.names
     assert not asked
-    assert same(source.picture(5), photo(5))
+    assert same(source.image(5), photo(5))
     assert asked == ["/x-01.tar"]
 
 
@@ -410,14 +410,14 @@ def test_the_shards_unused_for_longest_make_room(tmp_path, site, cache, monkeypa
     source = open_shards(f"{root}/x-{{00..03}}.tar").train
     assert held(cache) == ["x-02.tar", "x-03.tar"]
     os.utime(next((cache / "files").rglob("x-03.tar")), (0, 0))
-    assert same(source.picture(0), photo(0))
+    assert same(source.image(0), photo(0))
     assert held(cache) == ["x-00.tar", "x-02.tar"]
-    assert same(source.picture(12), photo(12))
+    assert same(source.image(12), photo(12))
     # Another process may delete what is open here; it closes, and frees the disk, before the next.
     next((cache / "files").rglob("x-00.tar")).unlink()
-    assert same(source.picture(1), photo(1))
+    assert same(source.image(1), photo(1))
     assert any(file.is_deleted() for file in tars.files.values())
-    assert same(source.picture(4), photo(4))
+    assert same(source.image(4), photo(4))
     assert not any(file.is_deleted() for file in tars.files.values())
 
 
@@ -426,14 +426,14 @@ def test_a_budget_smaller_than_a_shard_still_reads(tmp_path, site, cache, monkey
     put(tmp_path, 3)
     monkeypatch.setenv("VITRAIL_SHARD_CACHE_GB", "0")
     source = open_shards(f"{root}/x-{{00..02}}.tar").train
-    assert [same(source.picture(i), photo(i)) for i in (0, 11, 5)] == [True] * 3
+    assert [same(source.image(i), photo(i)) for i in (0, 11, 5)] == [True] * 3
     assert len(held(cache)) == 1
 
 
 def read_all(source: Source, seed: int) -> list[bytes]:
     """Every picture, asked for in an order of this process's own."""
     order = np.random.default_rng(seed).permutation(len(source.targets)).tolist()
-    seen = {index: source.picture(index).tobytes() for index in order}
+    seen = {index: source.image(index).tobytes() for index in order}
     return [seen[index] for index in sorted(seen)]
 
 
@@ -454,12 +454,12 @@ def test_what_changes_behind_an_address_is_noticed(tmp_path, site, cache):
     put(tmp_path, 1)
     source = open_shards(f"{root}/x-00.tar").train
     next((cache / "files").rglob("*.tar")).unlink()
-    write_tar(tmp_path / "site" / "x-00.tar", dict(reversed(labelled(4).items())))
+    write_tar(tmp_path / "site" / "x-00.tar", dict(reversed(labeled(4).items())))
     with pytest.raises(FailureError, match="has changed since it was indexed; open it again"):
-        source.picture(0)
+        source.image(0)
     again = open_shards(f"{root}/x-00.tar").train
     assert again.names == [f"00{i}.png" for i in (3, 2, 1, 0)]
-    assert same(again.picture(0), photo(3))
+    assert same(again.image(0), photo(3))
 
 
 def test_a_shard_that_is_not_there_is_one_line(tmp_path, site):
@@ -482,4 +482,4 @@ def test_an_archive_of_part_and_class_folders_opens_as_it_is(tmp_path):
     assert data.labels == ("airplane", "cat", "ship")
     assert np.bincount(data.test.targets).tolist() == [1, 2, 1]
     assert data.test.names[0] == "cat/00000.webp"
-    assert data.test.picture(3).size == (16, 12)
+    assert data.test.image(3).size == (16, 12)

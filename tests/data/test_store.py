@@ -39,23 +39,23 @@ def test_a_store_gives_back_every_part_to_the_pixel(tmp_path, data):
         assert contents(packed) == contents(source)
         assert not packed.blocks.any()
         for index in range(len(source.targets)):
-            assert same(packed.picture(index), source.picture(index))
+            assert same(packed.image(index), source.image(index))
 
 
 def test_a_store_travels_without_its_pixels(tmp_path, data):
     pack_data(data, tmp_path / "store")
     source = open_store(tmp_path / "store" / "store.json").train
-    source.picture(0)
+    source.image(0)
     sent = pickle.dumps(source)
     assert len(sent) < 3000
-    assert same(pickle.loads(sent).picture(4), data.train.picture(4))
+    assert same(pickle.loads(sent).image(4), data.train.image(4))
 
 
 def test_what_is_done_to_a_picture_does_not_reach_the_store(tmp_path, data):
     pack_data(data, tmp_path / "store")
     source = open_store(tmp_path / "store").train
-    source.picture(0).paste("red", (0, 0, 9, 9))
-    assert same(source.picture(0), data.train.picture(0))
+    source.image(0).paste("red", (0, 0, 9, 9))
+    assert same(source.image(0), data.train.image(0))
 
 
 def test_a_source_alone_becomes_a_train_part(tmp_path, data):
@@ -95,7 +95,7 @@ def test_broken_pictures_are_left_out_and_named(tmp_path):
     assert "is not a picture" in broken[0][1]
     source = open_store(tmp_path / "store").train
     assert contents(source) == {"a/0.png": "a", "a/2.png": "a", "b/1.png": "b"}
-    assert same(source.picture(2), photo(4))
+    assert same(source.image(2), photo(4))
 
 
 def test_progress_counts_every_picture(tmp_path, data):
@@ -120,10 +120,10 @@ class Trouble:
     def __getattr__(self, name):
         return getattr(self.source, name)
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         if index == 3:
             raise self.error
-        return self.source.picture(index)
+        return self.source.image(index)
 
 
 @pytest.mark.parametrize(
@@ -207,5 +207,5 @@ def test_a_store_packed_again_in_the_same_place_shows_its_new_pixels(tmp_path):
         pixels = np.full((2, 4, 4), value, np.uint8)
         source = ArraySource(("a", "b"), np.array([0, 1]), ["x", "y"], pixels)
         pack_data(Data(name="store", train=source), tmp_path / "store")
-        assert open_store(tmp_path / "store").train.picture(0).getpixel((0, 0))[0] == value
+        assert open_store(tmp_path / "store").train.image(0).getpixel((0, 0))[0] == value
         (tmp_path / "store").rename(tmp_path / f"old-{value}")

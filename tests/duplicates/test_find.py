@@ -33,7 +33,7 @@ CHANGES = {
     "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.2),
     "darker": lambda image: ImageEnhance.Brightness(image).enhance(0.6),
     "with more contrast": lambda image: ImageEnhance.Contrast(image).enhance(1.3),
-    "grey": lambda image: image.convert("L").convert("RGB"),
+    "gray": lambda image: image.convert("L").convert("RGB"),
     "cropped by 3 %": lambda image: crop(image, 0.97, 0.3, 0.7),
     "cropped by 5 % to a corner": lambda image: crop(image, 0.95, 0, 1),
     "cropped by 10 %": lambda image: crop(image, 0.9, 0.5, 0.5),

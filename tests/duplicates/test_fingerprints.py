@@ -84,7 +84,7 @@ def test_nothing_has_no_fingerprints():
     assert len(fingerprints(gallery([]))) == 0
 
 
-def test_pictures_of_almost_one_colour_are_flat():
+def test_pictures_of_almost_one_color_are_flat():
     generator = np.random.default_rng(0)
     noise = np.clip(250 + 3 * generator.standard_normal((64, 64, 3)), 0, 255).astype(np.uint8)
     prints = [thumbnail(Image.fromarray(noise)), thumbnail(scene(0))]

@@ -22,10 +22,10 @@ class Pictures(ArraySource):
 
     errors: dict[int, VitrailError] = field(default_factory=dict)
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         if index in self.errors:
             raise self.errors[index]
-        return super().picture(index)
+        return super().image(index)
 
 
 def pictures(n: int, labels: tuple[str, ...] = LABELS, **more: Any) -> Pictures:

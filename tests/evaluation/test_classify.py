@@ -129,7 +129,7 @@ def test_a_classifier_uses_its_own_preprocessing_or_says_that_it_has_none():
     model.preprocess, model.labels = Preprocessing(size=(32, 32)), LABELS
     found, _ = predict(model, source)
     for i in range(3):
-        said = model.predict(source.picture(i))
+        said = model.predict(source.image(i))
         assert [LABELS[guess] for guess in found.guesses[i]] == [name for name, _ in said]
         assert np.allclose(found.probabilities[i], [p for _, p in said], atol=1e-5)
 
@@ -318,6 +318,6 @@ def test_it_says_of_pictures_what_the_model_says_itself(checkpoint, scenes):
     )
     found, _ = predict(model, source)
     for i in range(3):
-        names, sure = zip(*model.predict(source.picture(i)), strict=True)
+        names, sure = zip(*model.predict(source.image(i)), strict=True)
         assert tuple(source.labels[guess] for guess in found.guesses[i]) == names
         assert np.allclose(found.probabilities[i], sure, atol=1e-5)

@@ -39,7 +39,7 @@ class Counting:
 def test_they_are_what_the_model_says_in_the_sources_order(source, model):
     found = extract(model, source, batch=3)
     assert model.preprocess is not None
-    pixels = torch.stack([model.preprocess(source.picture(i)) for i in range(7)])
+    pixels = torch.stack([model.preprocess(source.image(i)) for i in range(7)])
     with torch.no_grad():
         assert torch.allclose(found.vectors, model.features(pixels), atol=1e-5)
     assert found.targets.tolist() == source.targets.tolist()

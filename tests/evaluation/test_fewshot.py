@@ -19,11 +19,11 @@ from vitrail.evaluation.fewshot import (
 
 
 def cloud(n: int, width: int, classes: int = 3, seed: int = 0) -> Features:
-    """Vectors around one centre for each class."""
+    """Vectors around one center for each class."""
     chance = torch.Generator().manual_seed(seed)
     targets = torch.arange(n) % classes
-    centres = torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
-    vectors = centres[targets] + 0.7 * torch.randn(n, width, generator=chance)
+    centers = torch.randn(classes, width, generator=torch.Generator().manual_seed(99))
+    vectors = centers[targets] + 0.7 * torch.randn(n, width, generator=chance)
     return Features(vectors, targets, np.arange(n), ())
 
 

@@ -81,10 +81,10 @@ def test_other_names_and_a_packed_copy_leak_nothing(run, photos, moved, tmp_path
     part = part_of(model, moved)
     assert part.left_out > 0
     assert "left out because the model was trained on them" in part.note
-    learnt = {f"{name[:2]}again-{name[2:]}" for name in open_data(photos, test=0.2).train.names}
-    assert not names(part.source) & learnt
+    learned = {f"{name[:2]}again-{name[2:]}" for name in open_data(photos, test=0.2).train.names}
+    assert not names(part.source) & learned
     pack_data(open_data(photos, val=0.0, test=0.0), tmp_path / "store", side=8)
-    assert part_of(model, tmp_path / "store", "all").left_out == len(learnt)
+    assert part_of(model, tmp_path / "store", "all").left_out == len(learned)
 
 
 def test_training_images_among_others_are_left_out_and_counted(run, photos, tmp_path, capsys):
@@ -144,24 +144,24 @@ def test_a_damaged_record_is_one_line(run, photos, tmp_path):
             vitrail.evaluate(tmp_path / "run", photos, device="cpu")
 
 
-def test_weights_that_start_a_run_hand_on_what_they_learnt_from(run, photos, tmp_path):
+def test_weights_that_start_a_run_hand_on_what_they_training_data(run, photos, tmp_path):
     folder = folder_of(tmp_path / "more", seed=50_000)
     settings = {name: SHORT[name] for name in SHORT if not name.startswith("model.")}
     settings |= {"model.init": str(run.folder)}
     second = vitrail.train(folder, settings, out=tmp_path / "second", device="cpu")
-    own, learnt = (np.load(one.folder / "training_images.npy") for one in (run, second))
-    assert set(own.tolist()) < set(learnt.tolist())
+    own, learned = (np.load(one.folder / "training_images.npy") for one in (run, second))
+    assert set(own.tolist()) < set(learned.tolist())
     part = part_of(vitrail.load(second.folder), photos, "all")
     assert part.left_out == len(own)
 
 
-def test_a_run_is_not_tested_on_what_its_first_weights_learnt_from(run, moved, tmp_path, capsys):
+def test_a_run_is_not_tested_on_what_its_first_weights_training_data(run, moved, tmp_path, capsys):
     settings = {name: SHORT[name] for name in SHORT if not name.startswith("model.")}
     settings |= {"model.init": str(run.folder), "data.test": 0.5}
     second = vitrail.train(moved, settings, out=tmp_path / "second", device="cpu")
     held = open_data(moved, test=0.5).part("test")
-    learnt = set(open_data(moved, test=0.2).part("train").names)
-    seen = sum(name in learnt for name in held.names)
+    learned = set(open_data(moved, test=0.2).part("train").names)
+    seen = sum(name in learned for name in held.names)
     assert f"{seen} images of test are left out" in capsys.readouterr().err
     assert second.evaluation("test")["n"] == len(held.targets) - seen > 0
 

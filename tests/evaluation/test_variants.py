@@ -38,8 +38,8 @@ class Reader(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         middle = pixels[:, :, pixels.shape[2] // 2, pixels.shape[3] // 2].double().round()
-        spelt = 250 * middle[:, 0] + middle[:, 1]
-        return -(self.numbers - spelt[:, None] - 0.1).abs()
+        spelled = 250 * middle[:, 0] + middle[:, 1]
+        return -(self.numbers - spelled[:, None] - 0.1).abs()
 
 
 def tensor(picture: Image.Image) -> torch.Tensor:
@@ -47,7 +47,7 @@ def tensor(picture: Image.Image) -> torch.Tensor:
 
 
 def spell(path: Path, number: int, border: int = 0, size: int = 9) -> Path:
-    """A picture of one colour, perhaps in a red frame."""
+    """A picture of one color, perhaps in a red frame."""
     path.parent.mkdir(parents=True, exist_ok=True)
     picture = Image.new("RGB", (size, size), (255, 0, 0))
     inner = size - 2 * border
@@ -284,7 +284,7 @@ def test_unmasked_all_thousand_classes_compete(objects):
 def test_the_border_is_cut_off(objects):
     asked, _, part = ask("objectnet", objects, "test")
     assert part == "train"  # as undivided data is called
-    picture = np.asarray(asked.picture(0))
+    picture = np.asarray(asked.image(0))
     assert picture.shape == (5, 5, 3)
     assert (picture == [409 // 250, 409 % 250, 0]).all()
     assert asked.only == (409, 414, 530)
@@ -348,7 +348,7 @@ def test_numbered_folders_are_imagenets_classes_in_the_order_of_numbers(tmp_path
     assert list(named) == [categories()[i] for i in (0, 2, 10, 999)]
 
 
-def test_the_catalogue_has_imagenet_v2_with_imagenets_names(place):
+def test_the_catalog_has_imagenet_v2_with_imagenets_names(place):
     one = spell(place / "one.png", 3)
     for number in range(1000):
         folder = place / "imagenet_v2" / str(number)

@@ -21,7 +21,7 @@ ATTENTIVE = [kind for kind in SMALL if "resnet" not in kind or kind == "axial-re
 SLOPED = [kind for kind in ATTENTIVE if kind != "axial-resnet"]
 
 
-def picture(seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Tensor:
+def image(seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Tensor:
     return torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(seed))
 
 

@@ -24,7 +24,7 @@ def ready(kind: str, size: int | tuple[int, int] = 64, **options):
     return model
 
 
-def pictures_below(folder):
+def images_below(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.png"))
 
 
@@ -32,7 +32,7 @@ def test_a_page_for_the_model_one_for_each_picture_and_their_parts(tmp_path):
     photos = [write(tmp_path / "a.png", 1), write(tmp_path / "b.png", 2)]
     found = vitrail.inspect(ready("vit"), photos, out=tmp_path / "out", device="cpu")
     parts = ("features", "gradient", "heads", "picture", "rollout", "rollout-map")
-    assert pictures_below(tmp_path / "out") == sorted(
+    assert images_below(tmp_path / "out") == sorted(
         [
             *("a.png", "b.png", "attention-distance.png", "filters.png", "model.png"),
             "positions.png",
@@ -50,7 +50,7 @@ def test_a_page_for_the_model_one_for_each_picture_and_their_parts(tmp_path):
         assert image["gradient_class"] == image["guess"]
         for path in image["files"].values():
             with Image.open(path) as picture:
-                assert np.asarray(picture).std() > 1  # not one flat colour
+                assert np.asarray(picture).std() > 1  # not one flat color
 
 
 def test_distances_are_the_mean_over_all_pictures(tmp_path):
@@ -91,7 +91,7 @@ def test_every_family_shows_what_it_has_and_says_what_it_has_not(kind, absent, p
 def test_without_pictures_the_weights_alone_are_shown(tmp_path):
     model = small("vit")  # which has no preprocessing, and needs none
     found = vitrail.inspect(model, out=tmp_path, device="cpu")
-    assert pictures_below(tmp_path) == ["filters.png", "model.png", "positions.png"]
+    assert images_below(tmp_path) == ["filters.png", "model.png", "positions.png"]
     assert found["attention_distance"] is None
     assert found["images"] == []
     assert len(found["filters"]["shares"]) == 28

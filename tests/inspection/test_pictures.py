@@ -28,7 +28,7 @@ def test_the_photograph_is_what_the_model_was_given():
     assert photograph(preprocess(picture), preprocess).tobytes() == picture.tobytes()
 
 
-def test_a_tiny_or_grey_picture_is_enlarged_by_a_whole_factor():
+def test_a_tiny_or_gray_picture_is_enlarged_by_a_whole_factor():
     preprocess = Preprocessing(size=(8, 10), mean=(0.5,), std=(0.5,))
     shown = photograph(torch.zeros(1, 8, 10), preprocess)
     assert (shown.size, shown.mode) == ((280, 224), "RGB")
@@ -61,7 +61,7 @@ def test_a_few_extreme_patches_do_not_hide_the_rest():
     assert (shown[0, 0] == shown[5, 5]).all()
 
 
-def test_filters_are_stretched_around_grey():
+def test_filters_are_stretched_around_gray():
     components = torch.zeros(9, 3, 2, 2)
     components[0, 0, 0, 0], components[0, 1, 1, 1] = 2.0, -1.0
     sheet = np.asarray(filter_sheet(Filters(components, torch.ones(9), 9, ""), side=10, gap=2))
@@ -95,8 +95,8 @@ def test_pages_have_room_for_all_their_parts():
     assert [row.size for row in rows] == [(630, 50), (630, 50), (300, 50)]
     whole = np.asarray(page("a title " * 50, "words", rows))
     assert (whole == (255, 0, 0)).all(-1).sum() == 5 * 300 * 50
-    labelled = strip([Panel(parts[0], "first"), Panel(parts[1], "second")], height=100)
-    assert labelled.width == 2 * 600 + 14
+    labeled = strip([Panel(parts[0], "first"), Panel(parts[1], "second")], height=100)
+    assert labeled.width == 2 * 600 + 14
 
 
 def test_the_chart_of_distances_takes_one_layer_or_fifty():

@@ -7,7 +7,7 @@ from sklearn.decomposition import PCA
 import vitrail
 from tests.models import SMALL, small
 from vitrail.errors import VitrailError
-from vitrail.inspection.structure import coloured, evenly, filters, principal, similarity
+from vitrail.inspection.structure import colored, evenly, filters, principal, similarity
 
 
 @pytest.mark.parametrize("shape", [(40, 9), (9, 40), (12, 12)])
@@ -51,7 +51,7 @@ def test_a_kernel_made_of_two_patterns_gives_them_back():
 
 
 @pytest.mark.parametrize(
-    "kind", ["vit", "vit-factorised", "vit-sincos", "vit-every", "hybrid-root"]
+    "kind", ["vit", "vit-factorized", "vit-sincos", "vit-every", "hybrid-root"]
 )
 def test_positions_are_most_alike_to_themselves(kind):
     model = small(kind, size=96)
@@ -64,8 +64,8 @@ def test_positions_are_most_alike_to_themselves(kind):
     assert ("first layer" in found.kind) == (kind == "vit-every")
 
 
-def test_a_factorised_position_is_alike_along_its_row_and_its_column():
-    model = vitrail.create("Ti/16", size=96, depth=1, positions="factorised")
+def test_a_factorized_position_is_alike_along_its_row_and_its_column():
+    model = vitrail.create("Ti/16", size=96, depth=1, positions="factorized")
     maps = similarity(model, (6, 6)).maps.unflatten(0, (6, 6))
     here = maps[2, 3]
     others = here.clone()
@@ -95,17 +95,17 @@ def test_a_model_without_positions_says_so(kind, reason):
         similarity(small(kind), (2, 2))
 
 
-def test_patches_of_three_kinds_get_three_colours():
+def test_patches_of_three_kinds_get_three_colors():
     kinds = torch.randn(3, 32)
     tokens = kinds[torch.tensor([0, 0, 1, 1, 2, 2])] + 1e-3 * torch.randn(6, 32)
-    colours = coloured(tokens, (3, 2))
-    assert colours.shape == (3, 2, 3)
-    assert colours.min() >= 0
-    assert colours.max() <= 1
-    distance = torch.cdist(colours[:, 0], colours[:, 0])
+    colors = colored(tokens, (3, 2))
+    assert colors.shape == (3, 2, 3)
+    assert colors.min() >= 0
+    assert colors.max() <= 1
+    distance = torch.cdist(colors[:, 0], colors[:, 0])
     assert distance[~torch.eye(3, dtype=torch.bool)].min() > 0.3
 
 
-def test_patches_that_are_all_alike_have_some_colour():
-    assert coloured(torch.ones(4, 8), (2, 2)).isfinite().all()
-    assert coloured(torch.randn(1, 8), (1, 1)).shape == (1, 1, 3)
+def test_patches_that_are_all_alike_have_some_color():
+    assert colored(torch.ones(4, 8), (2, 2)).isfinite().all()
+    assert colored(torch.randn(1, 8), (1, 1)).shape == (1, 1, 3)

@@ -11,7 +11,7 @@ from tests.models import small
 from vitrail.data.dataset import ArraySource
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
-from vitrail.inspection.summary import MOST, SHOWN, summarise
+from vitrail.inspection.summary import MOST, SHOWN, summarize
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def size_of(path: Path) -> tuple[int, int]:
 
 
 def test_a_handful_is_shown_and_more_are_averaged(source, tmp_path):
-    found = summarise(model(), source, "test", tmp_path, seconds=1000.0)
+    found = summarize(model(), source, "test", tmp_path, seconds=1000.0)
     assert found == json.loads((tmp_path / "inspection.json").read_text("utf-8"))
     assert found["split"] == "test"
     assert SHOWN < found["attention_distance"]["n"] <= SHOWN + MOST
@@ -49,13 +49,13 @@ def test_a_handful_is_shown_and_more_are_averaged(source, tmp_path):
 
 def test_time_is_bounded_but_one_picture_is_always_shown(source, tmp_path):
     (tmp_path / "picture-5.jpg").write_text("of an earlier look")
-    found = summarise(model(), source, "test", tmp_path, seconds=0.0)
+    found = summarize(model(), source, "test", tmp_path, seconds=0.0)
     assert found["attention_distance"]["n"] == len(found["images"]) == 1
     assert sorted(path.name for path in tmp_path.glob("*.jpg")) == ["picture-1.jpg"]
 
 
 def test_a_network_without_attention_has_filters_and_features(source, tmp_path):
-    found = summarise(model("resnet"), source, "val", tmp_path, seconds=1000.0)
+    found = summarize(model("resnet"), source, "val", tmp_path, seconds=1000.0)
     assert found["attention_distance"] is None
     assert len(found["images"]) == SHOWN
     assert set(found["absent"]) == {"positions", "attention"}
@@ -64,12 +64,12 @@ def test_a_network_without_attention_has_filters_and_features(source, tmp_path):
 
 def test_broken_pictures_are_passed_over(source, tmp_path):
     class Damaged(ArraySource):
-        def picture(self, index: int) -> Image.Image:
+        def image(self, index: int) -> Image.Image:
             if index % 2:
                 raise VitrailError("cut short")
-            return super().picture(index)
+            return super().image(index)
 
     damaged = Damaged(source.labels, source.targets, source.names, source.pixels)
-    found = summarise(model(), damaged, "test", tmp_path, seconds=1000.0)
+    found = summarize(model(), damaged, "test", tmp_path, seconds=1000.0)
     assert all(int(image["name"].split("/")[1]) % 2 == 0 for image in found["images"])
     assert found["images"]

@@ -103,7 +103,7 @@ def test_the_default_method_is_that_of_the_checkpoints_family(tmp_path):
         assert torch.equal(loaded.positions[0].table, expected)
 
 
-@pytest.mark.parametrize("kind", ["vit", "vit-factorised", "vit-sincos", "vit-relative"])
+@pytest.mark.parametrize("kind", ["vit", "vit-factorized", "vit-sincos", "vit-relative"])
 def test_forward_interpolates_as_loading_does(kind, tmp_path):
     model = small(kind, size=64)
     vitrail.save(model, tmp_path / "m.safetensors")

@@ -8,14 +8,14 @@ from scipy.signal import correlate2d
 
 import vitrail
 from tests.models import small
-from vitrail.model.resnet import SameConv, StandardisedConv, same_pad
+from vitrail.model.resnet import SameConv, StandardizedConv, same_pad
 
 
 def test_bits_kernels_have_zero_mean_and_unit_variance():
-    conv = StandardisedConv(8, 16, 3).double()
+    conv = StandardizedConv(8, 16, 3).double()
     with torch.no_grad():
         conv.weight += 3
-    kernel = conv.standardised()
+    kernel = conv.standardized()
     w = conv.weight.detach().numpy()
     mean, variance = w.mean((1, 2, 3), keepdims=True), w.var((1, 2, 3), keepdims=True)
     assert np.abs(kernel.detach().numpy() - (w - mean) / np.sqrt(variance + 1e-10)).max() < 1e-12
@@ -25,7 +25,7 @@ def test_the_hybrids_kernels_divide_by_the_deviation_plus_epsilon():
     conv = SameConv(8, 16, 3).double()
     w = conv.weight.detach().numpy()
     expected = (w - w.mean((1, 2, 3), keepdims=True)) / (w.std((1, 2, 3), keepdims=True) + 1e-5)
-    assert np.abs(conv.standardised().detach().numpy() - expected).max() < 1e-12
+    assert np.abs(conv.standardized().detach().numpy() - expected).max() < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_strided_same_convolution_is_the_plain_sum():
     conv = SameConv(1, 1, 3, stride=2).double()
     x = torch.randn(1, 1, 6, 8, dtype=torch.float64)
     padded = np.pad(x[0, 0].numpy(), ((0, 1), (0, 1)))
-    kernel = conv.standardised()[0, 0].detach().numpy()
+    kernel = conv.standardized()[0, 0].detach().numpy()
     expected = correlate2d(padded, kernel, mode="valid")[::2, ::2]
     assert np.abs(conv(x)[0, 0].detach().numpy() - expected).max() < 1e-12
 
@@ -56,7 +56,7 @@ def test_bits_root_pools_over_a_zero_border():
     model = small("resnet", channels=1)
     with torch.no_grad():
         model.root.weight.zero_()
-        model.root.weight[:, :, 3, 3] = -1  # standardised: minus the pixel, plus a little of others
+        model.root.weight[:, :, 3, 3] = -1  # standardized: minus the pixel, plus a little of others
     seen = []
     hook = model.stages[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     model(torch.ones(1, 1, 64, 64))

@@ -46,8 +46,8 @@ def by_hand(image, w, layers, heads):
 
 
 def norm(x, weight, bias):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight + bias
+    centerd = x - x.mean(-1, keepdim=True)
+    return centerd / (centerd.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight + bias
 
 
 def test_a_fresh_head_answers_zero_or_its_bias():
@@ -126,19 +126,19 @@ def test_the_eight_cells_of_table_8_differ():
     kinds = [
         "vit",
         "vit-no-positions",
-        "vit-factorised",
+        "vit-factorized",
         "vit-relative",
         "vit-every",
         "vit-shared",
-        "vit-factorised-every",
-        "vit-factorised-shared",
+        "vit-factorized-every",
+        "vit-factorized-shared",
     ]
     counts = {kind: sum(p.numel() for p in small(kind).parameters()) for kind in kinds}
     plain, d = counts["vit-no-positions"], 192
     assert counts["vit"] == counts["vit-shared"] == plain + 17 * d
     assert counts["vit-every"] == plain + 2 * 17 * d
-    assert counts["vit-factorised"] == counts["vit-factorised-shared"] == plain + (4 + 4) * d // 2
-    assert counts["vit-factorised-every"] == plain + 2 * (4 + 4) * d // 2
+    assert counts["vit-factorized"] == counts["vit-factorized-shared"] == plain + (4 + 4) * d // 2
+    assert counts["vit-factorized-every"] == plain + 2 * (4 + 4) * d // 2
     assert counts["vit-relative"] == plain + 2 * 33 * d
 
 
@@ -153,8 +153,8 @@ def test_positions_are_added_again_before_every_layer(injection):
     assert torch.equal(model.encode(x, grid), expected)
 
 
-def test_factorised_positions_are_a_column_and_a_row_side_by_side():
-    positions = small("vit-factorised", size=(32, 48)).positions[0]
+def test_factorized_positions_are_a_column_and_a_row_side_by_side():
+    positions = small("vit-factorized", size=(32, 48)).positions[0]
     added = positions(torch.zeros(1, 7, 192), (2, 3))[0]
     assert not added[0].any()  # the class token
     for y in range(2):

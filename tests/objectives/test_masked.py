@@ -70,11 +70,11 @@ def test_what_was_not_chosen_is_not_touched():
 # What is asked.
 
 
-def test_the_mean_colour_is_one_of_512():
+def test_the_mean_color_is_one_of_512():
     task = MaskedPatches(model(), target="mean")
     pixels = torch.zeros(1, 3, 64, 64)
-    colour = torch.tensor([1.0, 0.5, 0.13])  # levels 7, 4 and 1
-    pixels[0, :, 16:32, 32:48] = colour[:, None, None]
+    color = torch.tensor([1.0, 0.5, 0.13])  # levels 7, 4 and 1
+    pixels[0, :, 16:32, 32:48] = color[:, None, None]
     truth = task.truth((pixels - 0.5) / 0.5)
     assert truth.shape == (1, 16, 1)
     assert truth[0, 1 * 4 + 2].item() == 7 * 64 + 4 * 8 + 1
@@ -150,14 +150,14 @@ def test_pixels_are_measured_by_squared_error():
 def test_it_learns_what_is_behind_the_mask(kind, target):
     torch.manual_seed(0)
     task = MaskedPatches(small(kind, classes=0, size=64), target=target)
-    optimiser = torch.optim.Adam(task.parameters(), lr=1e-3 if target == "pixels" else 3e-3)
+    optimizer = torch.optim.Adam(task.parameters(), lr=1e-3 if target == "pixels" else 3e-3)
     stripes = (torch.arange(64) // 32 % 2).float().expand(2, 3, 64, 64) * 1.6 - 0.8
     losses = []
     for _ in range(12):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = task(stripes).mean()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     # A patch swapped for another one deceives, so a single loss says little.
     assert statistics.median(losses[-6:]) < 0.8 * losses[0]

@@ -1,4 +1,4 @@
-"""Real archives open as they are, real photographs are told apart, and learnt from."""
+"""Real archives open as they are, real photographs are told apart, and learned from."""
 
 import json
 import tarfile
@@ -29,7 +29,7 @@ def test_real_shards_open_as_they_are(cifar_archive):
     assert data.labels[:3] == ("airplane", "automobile", "bird")
     assert np.bincount(data.test.targets).tolist() == [1000] * 10
     assert data.test.names[0] == "cat/00000.webp"
-    assert data.test.picture(9999).size == (32, 32)
+    assert data.test.image(9999).size == (32, 32)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -48,7 +48,7 @@ def test_real_flower_photos_have_698_test_pictures(place, flower_archives, packe
     assert counts == {"train": 2785, "test": 698}
     assert data.test.names[0] == "daisy/100080576_f52e8ee070_n.jpg"
     assert np.bincount(data.test.targets).tolist() == [122, 178, 110, 135, 153]
-    assert min(data.test.picture(5).size) <= 240
+    assert min(data.test.image(5).size) <= 240
 
 
 @pytest.mark.parametrize("change", CHANGES)

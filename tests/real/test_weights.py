@@ -65,7 +65,7 @@ def test_real_weights_say_of_photographs_what_the_model_says_itself(real_weights
     )
     found, _ = predict(model, source)
     for i in range(3):
-        names, sure = zip(*model.predict(source.picture(i)), strict=True)
+        names, sure = zip(*model.predict(source.image(i)), strict=True)
         assert tuple(source.labels[guess] for guess in found.guesses[i]) == names
         assert np.allclose(found.probabilities[i], sure, atol=1e-5)
 

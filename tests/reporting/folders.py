@@ -129,7 +129,7 @@ def info(name: str, made: Recipe) -> dict[str, Any]:
             "device_days": 754.2 / 86_400,
             "energy_joules": 9e5,
             "peak_memory_bytes": 3 << 30,
-            "sittings": 2,
+            "sessions": 2,
         },
         "best": {"step": made.steps - made.steps // 10, "epoch": 78.5, "top1": 0.975, "loss": 0.12},
     }
@@ -247,8 +247,8 @@ def mistakes(
     ]
 
 
-def picture(random: np.random.Generator, width: int, height: int) -> Image.Image:
-    """Soft patches of colour."""
+def image(random: np.random.Generator, width: int, height: int) -> Image.Image:
+    """Soft patches of color."""
     pixels = random.integers(0, 256, (4, 6, 3), dtype=np.uint8)
     return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
 

@@ -77,7 +77,7 @@ def test_the_cost_is_shown_as_far_as_it_is_known(flowers_page, tmp_path):
         "sessions 2",
     ):
         assert said in flowers_page.section("cost")
-    on_cpu = written(fake_run(tmp_path / "cpu", cost={"energy_joules": None, "sittings": 1}))
+    on_cpu = written(fake_run(tmp_path / "cpu", cost={"energy_joules": None, "sessions": 1}))
     assert "energy not" in on_cpu.section("cost")
     assert "sessions" not in on_cpu.section("cost")
     assert "cost" not in written(fake_run(tmp_path / "old", cost=None)).ids
@@ -120,7 +120,7 @@ def test_curves_are_drawn_against_steps_with_epochs_and_against_time(flowers_pag
     assert "100 lines" in page.section("curves")
     assert "n = 400" in page.section("curves")
     assert "var(--train)" in page.html
-    assert "#fe" not in page.html  # no stand-in colour is left
+    assert "#fe" not in page.html  # no stand-in color is left
 
 
 def test_three_small_charts_stand_in_a_row_and_four_two_by_two(flowers, flowers_page, tmp_path):

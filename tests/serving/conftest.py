@@ -40,7 +40,7 @@ def ready(kind: str = "vit", **options: object) -> Classifier:
     return model
 
 
-def picture(seed: int = 0, size: tuple[int, int] = (80, 100), kind: str = "PNG") -> bytes:
+def image(seed: int = 0, size: tuple[int, int] = (80, 100), kind: str = "PNG") -> bytes:
     """A picture's file."""
     rough = np.random.default_rng(seed).integers(0, 256, (5, 6, 3), dtype=np.uint8)
     file = io.BytesIO()

@@ -194,8 +194,8 @@ def test_a_phone_needs_no_sideways_scrolling_and_a_tap_chooses_a_pane(page):
 
 @pytest.mark.parametrize("page", [DARK], indirect=True)
 def test_dark_is_dark(page):
-    colour = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
-    assert max(int(part) for part in colour[4:-1].split(",")) < 60
+    color = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert max(int(part) for part in color[4:-1].split(",")) < 60
 
 
 def test_a_token_is_asked_for_once(browser, model):

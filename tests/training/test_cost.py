@@ -1,4 +1,4 @@
-"""The paper's rule, and a meter that adds up over sittings."""
+"""The paper's rule, and a meter that adds up over sessions."""
 
 import json
 import time
@@ -66,12 +66,12 @@ def meter(before, joules, **changes) -> Meter:
     )
 
 
-def test_a_second_sitting_adds_to_the_first():
+def test_a_second_session_adds_to_the_first():
     first = meter(earlier({}), [1000.0, 1250.0]).read(step=3)
     assert first["energy_joules"] == 250.0
     assert first["images_seen"] == 30
     assert first["exaflops"] == pytest.approx(6 * 2e9 * 30 / 1e18)
-    assert first["sittings"] == 1
+    assert first["sessions"] == 1
     first |= {"device_days": 0.5, "peak_memory_bytes": 1 << 60}
     second = meter(earlier({"cost": first}), [5.0, 10.0, 15.0])
     assert second.read(step=4)["energy_joules"] == 255.0
@@ -80,7 +80,7 @@ def test_a_second_sitting_adds_to_the_first():
     assert told["images_seen"] == 50
     assert 0.5 < told["device_days"] < 0.51
     assert told["peak_memory_bytes"] == 1 << 60
-    assert told["sittings"] == 2
+    assert told["sessions"] == 2
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_every_run_says_what_it_cost_and_a_resumed_one_all_of_it(tmp_path):
     cost = run.info()["cost"]
     assert set(cost) == {
         *("gmacs", "images_seen", "features_computed", "exaflops", "device_days"),
-        *("energy_joules", "peak_memory_bytes", "sittings"),
+        *("energy_joules", "peak_memory_bytes", "sessions"),
     }
     assert cost["images_seen"] == 4 * 8
     assert cost["gmacs"] == run.info()["model"]["gmacs"]
@@ -118,14 +118,14 @@ def test_every_run_says_what_it_cost_and_a_resumed_one_all_of_it(tmp_path):
     assert run.info()["seconds"] - 0.1 <= DAY * cost["device_days"]
     assert cost["energy_joules"] is None
     assert cost["peak_memory_bytes"] > 100e6
-    assert (cost["sittings"], "What it cost" in (run.folder / "report.html").read_text()) == (
+    assert (cost["sessions"], "What it cost" in (run.folder / "report.html").read_text()) == (
         1,
         True,
     )
     run.update(status="stopped")
     again = train(run.folder, resume=True, device="cpu").info()["cost"]
     assert again["images_seen"] == 32
-    assert again["sittings"] == 2
+    assert again["sessions"] == 2
     assert again["device_days"] > cost["device_days"]
 
 

@@ -25,24 +25,24 @@ def groups(model: nn.Module, decay: float) -> list[dict]:
     ]
 
 
-def learn(model: nn.Module, optimiser: torch.optim.Optimizer, steps: int) -> None:
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     images = torch.randn(16, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         model(images).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def test_a_step_is_the_papers_formula():
     rng = np.random.default_rng(0)
     x, lr, betas, eps, decay = rng.normal(size=(4, 3)), 0.05, (0.8, 0.9), 1e-6, 0.1
     parameter = nn.Parameter(torch.from_numpy(x.copy()))
-    optimiser = Lamb([parameter], lr=lr, betas=betas, eps=eps, weight_decay=decay)
+    optimizer = Lamb([parameter], lr=lr, betas=betas, eps=eps, weight_decay=decay)
     m = v = np.zeros_like(x)
     for step in range(1, 6):
         gradient = rng.normal(size=x.shape)
         parameter.grad = torch.from_numpy(gradient.copy())
-        optimiser.step()
+        optimizer.step()
         m = betas[0] * m + (1 - betas[0]) * gradient
         v = betas[1] * v + (1 - betas[1]) * gradient**2
         r = m / (1 - betas[0] ** step) / (np.sqrt(v / (1 - betas[1] ** step)) + eps)
@@ -56,7 +56,7 @@ def test_it_agrees_with_timms(decay):
     model = network()
     other = copy.deepcopy(model)
     learn(model, Lamb(groups(model, decay), lr=0.01), 20)
-    # Clipping is the loop's work here, timm's optimiser has it inside.
+    # Clipping is the loop's work here, timm's optimizer has it inside.
     learn(other, TimmLamb(groups(other, decay), lr=0.01, max_grad_norm=None), 20)
     for ours, theirs in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
@@ -71,12 +71,12 @@ def test_a_zero_parameter_moves_by_adams_step():
 
 def test_it_goes_on_from_its_state_to_the_bit():
     model = network()
-    optimiser = Lamb(groups(model, 0.1), lr=0.01)
-    learn(model, optimiser, 3)
+    optimizer = Lamb(groups(model, 0.1), lr=0.01)
+    learn(model, optimizer, 3)
     resumed = copy.deepcopy(model)
     again = Lamb(groups(resumed, 0.1), lr=0.01)
-    again.load_state_dict(copy.deepcopy(optimiser.state_dict()))
-    learn(model, optimiser, 3)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    learn(model, optimizer, 3)
     learn(resumed, again, 3)
     for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -43,9 +43,9 @@ def rows_of(batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
 
 
 def loop(task: Squares, *, lr: float = 0.05, steps: int = 8, **options) -> Loop:
-    optimiser = torch.optim.SGD(task.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(task.parameters(), lr=lr, momentum=0.9)
     return Loop(
-        learner=Learner(task, optimiser, None, torch.amp.GradScaler("cpu", enabled=False)),
+        learner=Learner(task, optimizer, None, torch.amp.GradScaler("cpu", enabled=False)),
         devices=CPU,
         schedule=Schedule(peak=lr, warmup=2),
         length=Length(steps=steps),

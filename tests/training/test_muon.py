@@ -48,13 +48,13 @@ def groups(model: nn.Module, decay: float) -> list[dict]:
     ]
 
 
-def learn(model: nn.Module, steps: int, *optimisers: torch.optim.Optimizer) -> None:
+def learn(model: nn.Module, steps: int, *optimizers: torch.optim.Optimizer) -> None:
     inputs = torch.randn(16, 12, generator=torch.Generator().manual_seed(1))
     for _ in range(steps):
         model.zero_grad()
         model(inputs).square().sum().backward()
-        for optimiser in optimisers:
-            optimiser.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 class Counted(TorchDispatchMode):
@@ -71,12 +71,12 @@ class Counted(TorchDispatchMode):
 
 def test_only_the_first_step_makes_a_state():
     model = network()
-    optimiser = Muon(groups(model, 0.1))
+    optimizer = Muon(groups(model, 0.1))
     learn(model, 1)
     with Counted() as first:
-        optimiser.step()
+        optimizer.step()
     with Counted() as second:
-        optimiser.step()
+        optimizer.step()
     assert first.calls["zeros_like"] == 4 + 2 * 4  # one of a matrix, two of a bias
     assert not second.calls["zeros_like"]
 
@@ -112,12 +112,12 @@ def test_what_is_no_matrix_takes_adamws_step_exactly():
 
 def test_it_goes_on_from_its_state_to_the_bit():
     model = network()
-    optimiser = Muon(groups(model, 0.1), lr=0.01)
-    learn(model, 3, optimiser)
+    optimizer = Muon(groups(model, 0.1), lr=0.01)
+    learn(model, 3, optimizer)
     resumed = copy.deepcopy(model)
     again = Muon(groups(resumed, 0.1), lr=0.01)
-    again.load_state_dict(copy.deepcopy(optimiser.state_dict()))
-    learn(model, 3, optimiser)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    learn(model, 3, optimizer)
     learn(resumed, 3, again)
     for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -125,12 +125,12 @@ def test_it_goes_on_from_its_state_to_the_bit():
 
 def test_the_matrices_of_the_blocks_are_its_own_and_nothing_else():
     model = create("Ti/16", 5, size=32, width=16, depth=2, heads=2, mlp=32, hidden=True)
-    optimiser = build(model, Optim(name="muon", momentum=0.95), torch.device("cpu"))
-    chosen = {id(p) for g in optimiser.param_groups if g["matrices"] for p in g["params"]}
+    optimizer = build(model, Optim(name="muon", momentum=0.95), torch.device("cpu"))
+    chosen = {id(p) for g in optimizer.param_groups if g["matrices"] for p in g["params"]}
     parts = ("attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2")
     wanted = {f"blocks.{i}.{part}.weight" for i in range(2) for part in parts}
     assert {name for name, p in model.named_parameters() if id(p) in chosen} == wanted
-    assert {group["momentum"] for group in optimiser.param_groups} == {0.95}
+    assert {group["momentum"] for group in optimizer.param_groups} == {0.95}
 
 
 def test_parts_of_matrices_are_refused():

@@ -55,14 +55,14 @@ def test_all_layers_learn_alike_by_default():
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lamb", "muon"])
-def test_optimisers_take_their_settings(name):
+def test_optimizers_take_their_settings(name):
     model = create("Ti/16", 5, size=32, **TINY)
     settings = Optim(name=name, lr=0.2, weight_decay=0.3, momentum=0.8, beta1=0.7, beta2=0.9)
-    optimiser = build(model, settings, torch.device("cpu"))
-    group = optimiser.param_groups[0]
+    optimizer = build(model, settings, torch.device("cpu"))
+    group = optimizer.param_groups[0]
     assert group["lr"] == 0.2
     if name == "sgd":
         assert group["momentum"] == 0.8
     else:
         assert group["betas"] == (0.7, 0.9)
-    assert {g["weight_decay"] for g in optimiser.param_groups} == {0.0, 0.3}
+    assert {g["weight_decay"] for g in optimizer.param_groups} == {0.0, 0.3}

@@ -37,11 +37,11 @@ def test_a_staircase_falls_at_its_milestones():
 def test_cosine_agrees_with_torch():
     schedule = Schedule(peak=0.1)
     parameter = torch.nn.Parameter(torch.zeros(1))
-    optimiser = torch.optim.SGD([parameter], lr=0.1)
-    peer = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=100)
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    peer = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     for step in range(100):
         assert at(schedule, step, 100) == pytest.approx(peer.get_last_lr()[0], abs=1e-12)
-        optimiser.step()
+        optimizer.step()
         peer.step()
 
 

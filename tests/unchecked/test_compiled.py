@@ -56,7 +56,7 @@ def test_an_exported_program_takes_any_batch(kind):
             assert difference < 1e-5 * (1 + model(images).abs().max())
 
 
-@pytest.mark.parametrize("kind", ["vit", "vit-factorised", "vit-relative", "hybrid", "axial-vit"])
+@pytest.mark.parametrize("kind", ["vit", "vit-factorized", "vit-relative", "hybrid", "axial-vit"])
 def test_another_size_compiles_whole_too(kind):
     model = small(kind)
     compiled = torch.compile(model, fullgraph=True, backend="eager")

@@ -73,13 +73,13 @@ def recipe(tmp_path) -> Path:
     return path
 
 
-def sitting(recipe: Path, out: Path, resume: bool, *settings: str) -> None:
+def session(recipe: Path, out: Path, resume: bool, *settings: str) -> None:
     torch.set_num_threads(1)
     training.train_config(load(recipe, settings), out, resume=resume, device="cpu")
 
 
 def complete(recipe: Path, out: Path, resume: bool, *settings: str) -> None:
-    process = start(sitting, recipe, out, resume, *settings)
+    process = start(session, recipe, out, resume, *settings)
     process.join()
     assert process.exitcode == 0
 
@@ -90,7 +90,7 @@ def same_weights(a: Path, b: Path) -> bool:
 
 
 def metrics(folder: Path) -> list[tuple]:
-    """The events without what depends on the clock or on where a sitting began."""
+    """The events without what depends on the clock or on where a session began."""
     kept = ("event", "step", "lr", "top1", "n")
     return [tuple(event.get(key) for key in kept) for event in Run(folder).events()]
 
@@ -109,7 +109,7 @@ def test_twenty_kills_change_nothing(recipe, tmp_path):
     for _ in range(KILLS):
         last = often / "last.pt"
         before = last.stat().st_mtime_ns if last.exists() else 0
-        process = start(sitting, recipe, often, True)
+        process = start(session, recipe, often, True)
         if chance.random() < 0.8:  # most of them while it trains, some while it starts
             while process.is_alive() and not moved_on(last, before):
                 time.sleep(0.002)
@@ -130,7 +130,7 @@ def test_twenty_kills_change_nothing(recipe, tmp_path):
 def test_a_polite_stop_writes_a_checkpoint_first(recipe, tmp_path, number):
     out = tmp_path / "run"
     settings = ("system.checkpoint_steps=0", "train.evaluations=1")
-    process = start(sitting, recipe, out, False, *settings)
+    process = start(session, recipe, out, False, *settings)
     while not (out / "augmented.jpg").exists():
         time.sleep(0.002)
         assert process.is_alive()
@@ -151,12 +151,12 @@ def test_a_run_begun_by_an_earlier_version_resumes_and_says_not_bit_exactly(
     settings = ("train.steps=6", "train.evaluations=0")
     stop = patch.object(training.Training, "conclude", side_effect=KeyboardInterrupt)
     with stop, suppress(KeyboardInterrupt):
-        sitting(recipe, out, False, *settings)
+        session(recipe, out, False, *settings)
     content = torch.load(out / "last.pt", weights_only=True)
     del content["counters"]["draws"]
     content["counters"]["step"] = 3
     torch.save(content, out / "last.pt")
-    sitting(recipe, out, True, *settings)
+    session(recipe, out, True, *settings)
     assert Run(out).info()["status"] == "finished"
     assert "resumed  at step 3, not bit-exactly" in capsys.readouterr().err
 
@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_is_one_line(recipe, tmp_path):
 
 def interrupted(recipe: Path, out: Path) -> None:
     """A run of 12 steps with checkpoints at 9 and 12 that did not get to its end."""
-    sitting(recipe, out, False, "train.steps=12", "train.evaluations=0")
+    session(recipe, out, False, "train.steps=12", "train.evaluations=0")
     Run(out).update(status="running")
     assert [checkpoint.read(out / f"{name}.pt")[1].step for name in ("last", "previous")] == [12, 9]
 
@@ -238,7 +238,7 @@ def test_one_flipped_bit_goes_back_to_the_checkpoint_before(recipe, tmp_path, ca
     (out / "model.safetensors").unlink()
     flip(out / "last.pt", share)
     capsys.readouterr()
-    sitting(recipe, out, True, "train.steps=12", "train.evaluations=0")
+    session(recipe, out, True, "train.steps=12", "train.evaluations=0")
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "last.pt" in line]
     assert line.startswith("resumed  at step 9")
     assert "damaged" in line
@@ -252,7 +252,7 @@ def test_a_kill_between_two_renames_leaves_a_checkpoint(recipe, tmp_path, capsys
     out = tmp_path / "run"
     interrupted(recipe, out)
     (out / "last.pt").unlink()
-    sitting(recipe, out, True, "train.steps=12", "train.evaluations=0")
+    session(recipe, out, True, "train.steps=12", "train.evaluations=0")
     assert "resumed  at step 9" in capsys.readouterr().err
 
 
@@ -302,7 +302,7 @@ def test_a_disk_that_cannot_read_the_last_checkpoint_goes_back_to_the_one_before
     assert problems == ["last.pt cannot be used: Input/output error"]
 
 
-@pytest.mark.parametrize("missing", ["optimiser", "model", "average"])
+@pytest.mark.parametrize("missing", ["optimizer", "model", "ema"])
 def test_a_checkpoint_that_lacks_something_is_one_line(recipe, tmp_path, missing):
     out = tmp_path / "run"
     interrupted(recipe, out)
@@ -310,4 +310,4 @@ def test_a_checkpoint_that_lacks_something_is_one_line(recipe, tmp_path, missing
     del state[missing]
     checkpoint.write(out / "last.pt", out / "previous.pt", state, counters)
     with pytest.raises(FailureError, match=rf"'{missing}' is missing"):
-        sitting(recipe, out, True, "train.steps=12", "train.evaluations=0")
+        session(recipe, out, True, "train.steps=12", "train.evaluations=0")

@@ -30,7 +30,7 @@ def place(monkeypatch, tmp_path):
 
 
 def shown(source, index: int) -> np.ndarray:
-    return np.asarray(source.picture(index))
+    return np.asarray(source.image(index))
 
 
 # dSprites
@@ -104,7 +104,7 @@ def write_matrix(path, array) -> None:
 
 @pytest.fixture(params=["", ".gz"])
 def norb(place, request):
-    """900 pictures to learn from and 500 to test on, each of one grey, black on the right."""
+    """900 pictures to learn from and 500 to test on, each of one gray, black on the right."""
     for part, n in {"train": 900, "test": 500}.items():
         pixels = np.zeros((n, 2, 96, 96), np.uint8)
         pixels[:, 0] = (np.arange(n) % 251)[:, None, None]
@@ -175,7 +175,7 @@ def test_clevr_labels_follow_from_its_scenes(scenes, task, rule):
         for name, target in zip(part.names, part.targets, strict=True):
             assert target == rule(int(name[-10:-4]))
     assert all("_val_" in name for name in data.test.names)
-    assert data.test.picture(0).size == (16, 12)
+    assert data.test.image(0).size == (16, 12)
 
 
 def test_scenes_that_cannot_be_read_are_one_line(scenes):
@@ -223,7 +223,7 @@ def test_kitti_asks_for_the_nearest_vehicle_and_keeps_videos_together(streets):
     for name, target in zip(data.test.names, data.test.targets, strict=True):
         i = int(name[:6]) % 10
         assert target == (3 if i == 0 else 0 if i <= 2 else 1 if i <= 5 else 2)
-    assert data.test.picture(0).size == (16, 12)
+    assert data.test.image(0).size == (16, 12)
 
 
 def test_videos_are_drawn_as_tfds_draws_them():
@@ -273,7 +273,7 @@ def test_retinopathys_public_half_is_val_and_its_private_half_test(place):
     assert vtab.sizes(data) == (800, 200, 40)
     assert data.test.names[0] == "210_left.jpeg"
     assert data.test.targets.tolist() == [i % 5 for i in range(210, 250)]
-    assert data.train.picture(list(data.train.names).index("1_left.jpeg")).size == (16, 12)
+    assert data.train.image(list(data.train.names).index("1_left.jpeg")).size == (16, 12)
 
 
 @pytest.mark.parametrize(
@@ -366,4 +366,4 @@ def test_an_hdf5_file_that_breaks_later_is_one_line_as_well(tissue):
     data = open_named("vtab/camelyon")
     tissue["camelyonpatch_level_2_split_test_x.h5"] = {}
     with pytest.raises(DamagedError, match=r"cannot read .*test_x.h5"):
-        data.test.picture(0)
+        data.test.image(0)

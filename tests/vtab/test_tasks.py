@@ -5,7 +5,7 @@ import pytest
 
 from tests.data.lists import write_lists
 from tests.data.pictures import contents, write
-from vitrail.data.catalog import CATALOGUE, open_named
+from vitrail.data.catalog import CATALOG, open_named
 from vitrail.data.dataset import ArraySource, Data
 from vitrail.data.opening import open_data
 from vitrail.errors import FailureError, VitrailError
@@ -61,7 +61,7 @@ def brought(short: str) -> Data:
     return Data(name=short, **{part: source(part, n, classes) for part, n in parts if n})
 
 
-def test_there_are_seven_natural_four_specialised_and_eight_structured_tasks():
+def test_there_are_seven_natural_four_specialized_and_eight_structured_tasks():
     groups = [task.group for task in vtab.TASKS.values()]
     assert [groups.count(group) for group in vtab.GROUPS] == [7, 4, 8]
     assert list(vtab.TASKS) == list(BROUGHT)
@@ -110,8 +110,8 @@ def test_the_draw_depends_on_names_alone_and_is_told_once(capsys):
 def test_caltech_learns_from_thirty_of_each_class():
     task = vtab.TASKS["caltech101"]
     found = vtab.parted(task, brought("caltech101"))
-    learnt = np.bincount(np.r_[found.train.targets, found.val.targets])
-    assert learnt.tolist() == [30] * 102
+    learned = np.bincount(np.r_[found.train.targets, found.val.targets])
+    assert learned.tolist() == [30] * 102
 
 
 def test_a_large_class_of_caltech_does_not_crowd_the_others_out():
@@ -167,7 +167,7 @@ def test_lists_come_before_folders_of_classes(place):
 
 def test_derived_classes_say_what_they_mean(place):
     write_lists(place / "vtab" / "kitti", classes=4)
-    assert open_data("vtab/kitti_dist").labels == vtab.METRES
+    assert open_data("vtab/kitti_dist").labels == vtab.METERS
     write_lists(place / "vtab" / "clevr_count", classes=8)
     assert open_data("vtab/clevr_count").labels == (*"3456789", "10")
 
@@ -231,11 +231,11 @@ def test_an_unknown_task_suggests_one():
         open_data("vtab/cifar10O")
 
 
-def test_the_catalogue_has_all_tasks():
-    assert [name for name in CATALOGUE if name.startswith("vtab/")] == [
+def test_the_catalog_has_all_tasks():
+    assert [name for name in CATALOG if name.startswith("vtab/")] == [
         f"vtab/{short}" for short in vtab.TASKS
     ]
-    assert CATALOGUE["vtab/dtd"].images == 2880
-    assert CATALOGUE["vtab/dtd"].task is vtab.TASKS["dtd"]
-    assert CATALOGUE["dtd"].task is None
-    assert "vtab/no" not in CATALOGUE
+    assert CATALOG["vtab/dtd"].images == 2880
+    assert CATALOG["vtab/dtd"].task is vtab.TASKS["dtd"]
+    assert CATALOG["dtd"].task is None
+    assert "vtab/no" not in CATALOG

@@ -43,7 +43,7 @@ def test_the_table_describes_it():
     model = vitrail.load("builtin")
     size = {"size": BUILTIN.size, "classes": BUILTIN.classes}
     assert model.architecture == describe(BUILTIN.variant, **size, **BUILTIN.options)
-    assert model.learnt_from["source"] == "cifar10"
+    assert model.training_data["source"] == "cifar10"
     assert "builtin" in run("models", "builtin")
 
 

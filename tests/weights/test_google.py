@@ -70,7 +70,7 @@ def test_position_embeddings_at_the_place_between_the_generations_are_found(tmp_
     assert_same_model(model, tmp_path / "b.npz")
 
 
-def test_a_text_tower_and_an_optimisers_state_are_left_alone(tmp_path):
+def test_a_text_tower_and_an_optimizers_state_are_left_alone(tmp_path):
     model = small("vit-attention-pool")
     named = arrays(model, tmp_path / "a.npz")
     assert all(key.startswith("params/") for key in named)
@@ -91,7 +91,7 @@ def test_the_first_attention_pooled_files_are_read(tmp_path):
     assert_same_model(model, tmp_path / "b.npz")
 
 
-def test_fixed_waves_are_recognised_by_their_absence(tmp_path):
+def test_fixed_waves_are_recognized_by_their_absence(tmp_path):
     model = small("vit-sincos", pool="mean", class_token=False)
     named = arrays(model, tmp_path / "a.npz")
     assert not any("pos_embedding" in key for key in named)

@@ -114,7 +114,7 @@ def test_a_head_of_another_size_is_replaced_only_on_request(saved):
     assert vitrail.load(saved, classes=0).head is None
 
 
-def test_regularisation_can_be_set_and_the_shape_cannot(saved):
+def test_regularization_can_be_set_and_the_shape_cannot(saved):
     model = vitrail.load(saved, dropout=0.1, drop_path=0.2)
     assert model.architecture.dropout == 0.1
     assert not model.training

@@ -89,7 +89,7 @@ def test_a_rectangle_keeps_its_sides_where_the_file_can_say_them(tmp_path):
     ("kind", "to", "named"),
     [
         ("vit-relative", "timm", "relative positions"),
-        ("vit-factorised", "google", "factorised positions"),
+        ("vit-factorized", "google", "factorized positions"),
         ("vit-every", "google", "positions at every layer"),
         ("vit-deit3", "google", "LayerScale"),
         ("vit-registers", "huggingface", "register tokens"),

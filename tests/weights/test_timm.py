@@ -33,7 +33,7 @@ VITS = {
     "DINOv2 with registers": {"no_embed_class": True, "init_values": 1e-4, "reg_tokens": 4},
     "no positions": {"pos_embed": "none"},
     "features only": {"num_classes": 0},
-    "grey images": {"in_chans": 1},
+    "gray images": {"in_chans": 1},
     "rectangle": {"img_size": (64, 96)},
 }
 
@@ -128,7 +128,7 @@ def test_bit_resnets_agree_both_ways(width, tmp_path):
 
 @pytest.mark.parametrize(("units", "patch"), [((1, 1, 2), 1), ((1, 1, 1, 1), 1), ((), 8)])
 def test_hybrids_agree_up_to_the_epsilons_of_their_resnets(units, patch, tmp_path):
-    """timm standardises with sqrt(var + 1e-8) and norms with 1e-5, the reference with std + 1e-5
+    """timm standardizes with sqrt(var + 1e-8) and norms with 1e-5, the reference with std + 1e-5
     and 1e-6: the logits differ by rounding of that size, and the tensors not at all."""
     theirs = noisy(hybrid(units, patch_size=patch))
     save_file(theirs.state_dict(), tmp_path / "theirs.safetensors")

@@ -42,7 +42,7 @@ class Options:
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     train: bool = False
-    """Forward and backward, without an optimiser, in place of the forward pass alone."""
+    """Forward and backward, without an optimizer, in place of the forward pass alone."""
     peers: bool = False
     """Time timm's model of the same name by turns with ours."""
     seconds: float = 20.0

@@ -102,11 +102,11 @@ class Timing:
 
 def block_seconds(call: Call, where: Devices, times: int) -> float:
     """Seconds of one call, as the mean of some in a row."""
-    where.synchronise()
+    where.synchronize()
     start = time.perf_counter()
     for _ in range(times):
         call()
-    where.synchronise()
+    where.synchronize()
     return (time.perf_counter() - start) / times
 
 

@@ -1,6 +1,6 @@
 """How training images are varied, image by image in the workers and batch by batch on the device.
 
-A worker's part ends with bytes: `normalise` makes numbers of them on the device, which is faster
+A worker's part ends with bytes: `normalize` makes numbers of them on the device, which is faster
 there, and sends a quarter of the data. Everything random comes from torch's global generator.
 """
 
@@ -51,7 +51,7 @@ class Augmentation:
     def steps(self, preprocessing: Preprocessing) -> list[_Step]:
         """All of it, in order."""
         fill = _mean_color(preprocessing)
-        grey: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
+        gray: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
         looks = self.looks(fill)
         if self.crop == "pad":
             flip: list[_Step] = [_mirrored] if self.flip else []
@@ -63,7 +63,7 @@ class Augmentation:
                 looks = [_to_pil, *looks, _to_tensor]
             shown = [*self.frame(preprocessing), *flip, *looks]
         erase: list[_Step] = [_Erase(self.erasing, fill)] if self.erasing else []
-        return [*grey, *shown, *erase]
+        return [*gray, *shown, *erase]
 
     def frame(self, preprocessing: Preprocessing) -> list[_Step]:
         """The part of the image that is shown, as a tensor."""
@@ -195,7 +195,7 @@ def _three_augment(image: Image.Image) -> Image.Image:
     return image.filter(ImageFilter.GaussianBlur(radius))
 
 
-def normalise(
+def normalize(
     images: UInt8[Tensor, "b c y x"], preprocessing: Preprocessing
 ) -> Float[Tensor, "b c y x"]:
     """Bytes as the numbers that the model takes, on whatever device they are."""

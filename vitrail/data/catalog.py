@@ -307,7 +307,7 @@ class _Catalog(Mapping[str, Entry]):
         return len(self.entries)
 
 
-CATALOGUE = _Catalog()
+CATALOG = _Catalog()
 
 
 def data_folder() -> Path:
@@ -318,7 +318,7 @@ def data_folder() -> Path:
 
 def open_named(name: str) -> Data:
     """A data set of the catalog, with the parts that everyone compares on."""
-    entry, folder = CATALOGUE[name], data_folder()
+    entry, folder = CATALOG[name], data_folder()
     data = entry.lists(name, folder) if entry.lists is not None else None
     if data is None:
         data = here(folder / name, entry)

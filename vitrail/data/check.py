@@ -240,7 +240,7 @@ def sheet(
     tiles, captions = [], []
     for index in chosen:
         try:
-            tiles.append(source.picture(index))
+            tiles.append(source.image(index))
         except VitrailError:
             tiles.append(_broken_tile(source.names[index], side))
         captions.append(source.labels[source.targets[index]])

@@ -85,7 +85,7 @@ def _state_of(path: Path) -> tuple[int, ...]:
 
 def _pixels(source: Source, index: int) -> bytes:
     """The content of an image that has no file of its own."""
-    image = source.picture(index)
+    image = source.image(index)
     return repr(image.size).encode() + image.tobytes()
 
 

@@ -60,7 +60,7 @@ class Source(Protocol):
         a few blocks reads fast. All zero where any order is as good."""
         ...
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         """The decoded image, upright, 8 bits, RGB; a `VitrailError` says why there is none."""
         ...
 
@@ -85,7 +85,7 @@ class ArraySource(Dataset):
     pixels: np.ndarray
     """(n, rows, columns) or (n, rows, columns, 3), 8 bits."""
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         return Image.fromarray(self.pixels[index]).convert("RGB")
 
 
@@ -113,8 +113,8 @@ class Subset:
     def blocks(self) -> Int[np.ndarray, " n"]:
         return self.source.blocks[self.indices]
 
-    def picture(self, index: int) -> Image.Image:
-        return self.source.picture(int(self.indices[index]))
+    def image(self, index: int) -> Image.Image:
+        return self.source.image(int(self.indices[index]))
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ class Joined:
     def blocks(self) -> Int[np.ndarray, " n"]:
         return np.concatenate([self.first.blocks, self.second.blocks])
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         split = len(self.first.targets)
-        return self.first.picture(index) if index < split else self.second.picture(index - split)
+        return self.first.image(index) if index < split else self.second.image(index - split)
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ class Renamed:
     def blocks(self) -> Int[np.ndarray, " n"]:
         return self.source.blocks
 
-    def picture(self, index: int) -> Image.Image:
-        return self.source.picture(index)
+    def image(self, index: int) -> Image.Image:
+        return self.source.image(index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,13 +209,13 @@ def unwrap(source: Source) -> tuple[Source, Int[np.ndarray, " n"]]:
     return source, indices
 
 
-def picture_or_reason(source: Source, index: int) -> Image.Image | str:
+def image_or_reason(source: Source, index: int) -> Image.Image | str:
     """The image, or why it cannot be decoded.
 
     A failing network or disk is raised instead: that says nothing about the image.
     """
     try:
-        return source.picture(index)
+        return source.image(index)
     except FailureError:
         raise
     except VitrailError as error:

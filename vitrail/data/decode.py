@@ -68,7 +68,7 @@ _TURNS = {
 """What undoes each orientation that a camera can note."""
 
 
-def open_picture(path: Path) -> Image.Image:
+def open_image(path: Path) -> Image.Image:
     """The image in a file, `upright`; or one line that says why there is none."""
     with readable(str(path)):
         status = path.stat()

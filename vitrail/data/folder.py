@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitrail.console import say
 from vitrail.data.dataset import Data, Dataset, listed, ordered, stable
-from vitrail.data.decode import open_picture
+from vitrail.data.decode import open_image
 from vitrail.errors import DamagedError, FailureError, VitrailError, one_line
 
 SUFFIXES = frozenset(
@@ -53,24 +53,24 @@ class FolderSource(Dataset):
     files: Sequence[str]
     """Paths below the root. Names, but for accents that this disk spells in another way."""
 
-    def picture(self, index: int) -> Image.Image:
-        return open_picture(self.root / self.files[index])
+    def image(self, index: int) -> Image.Image:
+        return open_image(self.root / self.files[index])
 
 
 # Class folders.
 
 
-def open_folder(folder: Path, unlabelled: bool = False) -> Data:
-    """A folder of class folders, or of splits that are such folders; with `unlabelled`, images
+def open_folder(folder: Path, unlabeled: bool = False) -> Data:
+    """A folder of class folders, or of splits that are such folders; with `unlabeled`, images
     of one class, or without any, will do."""
     name = folder.resolve().name
     parts = parts_of(folder)
     if not parts:
-        return Data(name=name, train=read_classes(folder, unlabelled))
-    sources = {part: read_classes(folder / place, unlabelled) for part, place in parts.items()}
+        return Data(name=name, train=read_classes(folder, unlabeled))
+    sources = {part: read_classes(folder / place, unlabeled) for part, place in parts.items()}
     _say_left_out(folder)
     first, *others = parts
-    for other in () if unlabelled else others:
+    for other in () if unlabeled else others:
         for one, two in ((first, other), (other, first)):
             if more := sorted(set(sources[one].labels) - set(sources[two].labels)):
                 raise VitrailError(
@@ -89,7 +89,7 @@ def parts_of(folder: Path) -> dict[str, str]:
     places = [name for name in below if name.lower() in PARTS]
     if len(places) < len(below):
         several = sum(bool(sub_folders(folder / name)) for name in places) > 1
-        if not several or any(has_pictures(folder / name) for name in places):
+        if not several or any(has_images(folder / name) for name in places):
             return {}
     parts: dict[str, str] = {}
     for name in places:
@@ -100,10 +100,10 @@ def parts_of(folder: Path) -> dict[str, str]:
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
 
 
-def read_classes(folder: Path, unlabelled: bool = False) -> FolderSource:
+def read_classes(folder: Path, unlabeled: bool = False) -> FolderSource:
     """All images below a folder's class folders, in the order of their names."""
     classes = {stable(name): name for name in sub_folders(folder)}
-    if not classes and unlabelled:
+    if not classes and unlabeled:
         classes = {NO_CLASS: "."}
     if not classes:
         raise VitrailError(
@@ -116,11 +116,11 @@ def read_classes(folder: Path, unlabelled: bool = False) -> FolderSource:
         label: _files_below(folder, name, (above | {*tops.values()}) - {tops[name]})
         for label, name in sorted(classes.items())
     }
-    images = {label: [*filter(is_picture, files)] for label, files in files_of.items()}
+    images = {label: [*filter(is_image, files)] for label, files in files_of.items()}
     if "." not in tops:
         _say_left_out(folder, sum(map(len, files_of.values())) - sum(map(len, images.values())))
     labels = ordered(label for label, files in images.items() if files)
-    _check_classes(folder, labels, unlabelled)
+    _check_classes(folder, labels, unlabeled)
     if empty := [label for label in images if not images[label]]:
         say(f"{folder}/ has {len(empty)} class folders without images, left out: {listed(empty)}")
     files = [file for label in labels for file in images[label]]
@@ -140,13 +140,13 @@ def _say_left_out(folder: Path, unread: int = 0) -> None:
         say(f"{folder}/: left out {' and '.join(lines)}")
 
 
-def _check_classes(folder: Path, labels: tuple[str, ...], unlabelled: bool) -> None:
+def _check_classes(folder: Path, labels: tuple[str, ...], unlabeled: bool) -> None:
     """Two classes at least, or there is nothing to tell apart."""
     if not labels:
         raise VitrailError(
             f"{folder}/ has no images in its sub-folders; expected e.g. {folder}/cat/1.jpg"
         )
-    if len(labels) == 1 and not unlabelled:
+    if len(labels) == 1 and not unlabeled:
         only = folder / labels[0]
         deeper = only.is_dir() and len(sub_folders(only)) > 1
         hint = f"did you mean {only}?" if deeper else "expected one folder per class, two or more"
@@ -165,9 +165,9 @@ def _stable_names(files: list[str]) -> list[str]:
 # Files.
 
 
-def pictures_below(root: Path, top: str) -> list[str]:
+def images_below(root: Path, top: str) -> list[str]:
     """Paths of all images in a sub-folder of the root, however deep, in order."""
-    return [*filter(is_picture, _files_below(root, top))]
+    return [*filter(is_image, _files_below(root, top))]
 
 
 def _files_below(root: Path, top: str, beyond: Set[_Identity] = frozenset()) -> list[str]:
@@ -206,9 +206,9 @@ def sub_folders(folder: Path) -> list[str]:
     return [entry.name for entry in _entries_of(folder) if _is_folder(entry)]
 
 
-def has_pictures(folder: Path) -> bool:
+def has_images(folder: Path) -> bool:
     """Whether images lie in the folder itself."""
-    return any(is_picture(entry.name) and not _is_folder(entry) for entry in _entries_of(folder))
+    return any(is_image(entry.name) and not _is_folder(entry) for entry in _entries_of(folder))
 
 
 def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
@@ -240,7 +240,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def is_picture(name: str) -> bool:
+def is_image(name: str) -> bool:
     """By the end of its name; whether it really is one shows when it is opened."""
     return _ending(name) in SUFFIXES
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from vitrail.data.dataset import Broken, Source, picture_or_reason
+from vitrail.data.dataset import Broken, Source, image_or_reason
 from vitrail.errors import VitrailError
 
 _WINDOW = 16
@@ -105,7 +105,7 @@ class Augmented(Dataset[Any]):
         broken: list[Broken] = []
         total = len(self.targets)
         for other in range(index, index + total):
-            image = picture_or_reason(self.source, other % total)
+            image = image_or_reason(self.source, other % total)
             if not isinstance(image, str):
                 return image, other % total, broken
             broken.append(Broken(self.source.names[other % total], image))

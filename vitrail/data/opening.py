@@ -52,33 +52,33 @@ def open_data(
     return replace(data, train=random_subset(data.part("train"), subset, seed))
 
 
-def of_catalogue(where: str | Path) -> bool:
+def in_catalog(where: str | Path) -> bool:
     """Whether a name means the catalog's data set: a local path of that name comes first."""
-    if str(where) not in catalog.CATALOGUE:
+    if str(where) not in catalog.CATALOG:
         return False
     path, own = Path(where), catalog.data_folder() / where
     # In the folder of all data sets, the relative path is the catalog's own folder.
     return not path.exists() or (own.exists() and path.samefile(own))
 
 
-def as_brought(where: str | Path, unlabelled: bool = False) -> Data:
-    """The data with the splits that it comes with; `unlabelled` images need no classes."""
+def as_brought(where: str | Path, unlabeled: bool = False) -> Data:
+    """The data with the splits that it comes with; `unlabeled` images need no classes."""
     path = Path(where).expanduser()
-    if of_catalogue(where):
+    if in_catalog(where):
         return catalog.open_named(str(where))
-    if str(where) in catalog.CATALOGUE:
+    if str(where) in catalog.CATALOG:
         say(f"data     ./{where} is used, not the catalog's data set of that name")
     if is_store(path):
         return open_store(path)
     if is_url(str(where)) or looks_like_shards(str(where)):
-        return open_shards(str(where) if is_url(str(where)) else str(path), unlabelled)
+        return open_shards(str(where) if is_url(str(where)) else str(path), unlabeled)
     if not path.is_dir():
         raise _nothing_there(str(where))
     if holds_lists(path):
         return open_lists(path)
     if holds_shards(path):
-        return open_shards(str(path), unlabelled)
-    return open_folder(path, unlabelled)
+        return open_shards(str(path), unlabeled)
+    return open_folder(path, unlabeled)
 
 
 def refuse_brought(brought: Data, given: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ def _nothing_there(where: str) -> VitrailError:
     if where.startswith("vtab/") and find_spec("vitrail.vtab") is None:
         return VitrailError(f"{where} needs the package vitrail.vtab; install Vitrail with it")
     beside = [str(place.with_name(path.name)) for path in place.expanduser().parent.glob("*")]
-    near = did_you_mean(where, [*catalog.CATALOGUE, *beside])
+    near = did_you_mean(where, [*catalog.CATALOG, *beside])
     return VitrailError(
         f"'{where}' is no folder, no tar file and no name of the catalog"
         f"{near or '; give a folder with one folder per class'}"

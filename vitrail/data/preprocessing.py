@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode, v2
 
-from vitrail.data.decode import open_picture, readable, upright
+from vitrail.data.decode import open_image, readable, upright
 from vitrail.errors import VitrailError
 
 Color = tuple[float, ...]
@@ -41,7 +41,7 @@ class Preprocessing:
 
     def __call__(self, picture: Image.Image | np.ndarray | Path | str) -> Float[Tensor, "c y x"]:
         if isinstance(picture, (Path, str)):
-            picture = open_picture(Path(picture))
+            picture = open_image(Path(picture))
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         if not isinstance(image, Image.Image):
             raise VitrailError(f"expected an image, array or path, not {type(image).__name__}")

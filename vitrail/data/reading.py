@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from vitrail.data.dataset import Broken, Source, picture_or_reason
+from vitrail.data.dataset import Broken, Source, image_or_reason
 from vitrail.data.decode import quiet
 from vitrail.errors import FailureError
 
@@ -63,7 +63,7 @@ def read_all(
 def _read_some(source: Source, look: _Look, chunk: list[int]) -> list[Any]:
     results = []
     for index in chunk:
-        image = picture_or_reason(source, index)
+        image = image_or_reason(source, index)
         broken = isinstance(image, str)
         results.append(Broken(source.names[index], image) if broken else look(image))
     return results

@@ -20,7 +20,7 @@ from PIL import Image
 from vitrail.console import say
 from vitrail.data.dataset import Data, Dataset, listed, ordered
 from vitrail.data.decode import decode, refuse_large
-from vitrail.data.folder import NO_CLASS, PARTS, has_pictures, sub_folders
+from vitrail.data.folder import NO_CLASS, PARTS, has_images, sub_folders
 from vitrail.data.tars import (
     CLASS_LISTS,
     Index,
@@ -55,7 +55,7 @@ class ShardSource(Dataset):
     def blocks(self) -> Int[np.ndarray, " n"]:
         return self.shard_numbers
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         return decode(BytesIO(self.content(index)), self._title(index))
 
     def content(self, index: int) -> bytes:
@@ -68,7 +68,7 @@ class ShardSource(Dataset):
         return f"{self.names[index]} in {self.shards[self.blocks[index]].name}"
 
 
-def open_shards(pattern: str, unlabelled: bool = False) -> Data:
+def open_shards(pattern: str, unlabeled: bool = False) -> Data:
     """The data in the tar files that a path, a pattern, an address or a folder stands for."""
     pattern = pattern if is_url(pattern) else str(Path(pattern))
     base, addresses = _addresses_of(pattern)
@@ -78,7 +78,7 @@ def open_shards(pattern: str, unlabelled: bool = False) -> Data:
             n = len(index.offsets)
             say(f"{address} is damaged after {n:,} images ({index.damage}); the rest is left out")
     parts = [_part_in(address.removeprefix(base)) or "train" for address in addresses]
-    return Data(name=_name_of(pattern), **_interpret(addresses, indices, parts, unlabelled))
+    return Data(name=_name_of(pattern), **_interpret(addresses, indices, parts, unlabeled))
 
 
 def _index_of(address: str) -> Index:
@@ -114,7 +114,7 @@ def holds_shards(folder: Path) -> bool:
     if not _addresses_of(str(folder))[1]:
         return False
     below = [folder / name for name in sub_folders(folder)]
-    return not any(has_pictures(path) or sub_folders(path) for path in below)
+    return not any(has_images(path) or sub_folders(path) for path in below)
 
 
 def _addresses_of(pattern: str) -> tuple[str, list[str]]:
@@ -177,16 +177,16 @@ def _name_of(pattern: str) -> str:
 
 
 def _interpret(
-    addresses: Sequence[str], indices: Sequence[Index], parts: Sequence[str], unlabelled: bool
+    addresses: Sequence[str], indices: Sequence[Index], parts: Sequence[str], unlabeled: bool
 ) -> dict[str, ShardSource]:
     """The images of all shards, by split; `parts` are the splits that the shards' names say."""
-    labelled = any(any(index.labels) for index in indices)
+    labeled = any(any(index.labels) for index in indices)
     rows = [
-        _place_of(member, label if labelled else None, part)
+        _place_of(member, label if labeled else None, part)
         for index, part in zip(indices, parts, strict=True)
         for member, label in zip(index.members, index.labels, strict=True)
     ]
-    if unlabelled:
+    if unlabeled:
         rows = [(part, label or NO_CLASS, name.lstrip("/")) for part, label, name in rows]
     used = {label for _, label, _ in rows} - {""}
     if not used:
@@ -194,11 +194,11 @@ def _interpret(
             f"{addresses[0]} says no classes; expected <key>.cls or <key>.json beside each "
             "<key>.jpg, or <class>/<name>.jpg"
         )
-    if len(used) == 1 and not unlabelled:
+    if len(used) == 1 and not unlabeled:
         raise VitrailError(f"{addresses[0]} has one class only, {listed([*used])}; two are needed")
     if missing := sum(not label for _, label, _ in rows):
         say(f"{missing:,} images without a label are left out")
-    numbers, labels = _numbered(used, addresses, indices) if labelled else _by_name(used)
+    numbers, labels = _numbered(used, addresses, indices) if labeled else _by_name(used)
     shards = tuple(
         Shard(address, index.length, index.beginning)
         for address, index in zip(addresses, indices, strict=True)

@@ -25,8 +25,8 @@ from vitrail.data.dataset import (
     Data,
     Dataset,
     Source,
+    image_or_reason,
     joined,
-    picture_or_reason,
     separate,
 )
 from vitrail.data.reading import in_threads
@@ -49,7 +49,7 @@ class StoreSource(Dataset):
     hashes: UInt64[np.ndarray, " n"]
     """Of the files that they were packed from (`vitrail.data.contents`); 0 where not known."""
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         rows, columns = self.shapes[index].tolist()
         start = int(self.offsets[index])
         pixels = _mapped(self.path, self.written)[start : start + rows * columns * 3]
@@ -116,7 +116,7 @@ def _write_part(source: Source, stem: Path, side: int, progress: Advance) -> lis
     """The pixels and the index of one split."""
 
     def read(index: int) -> UInt8[np.ndarray, "y x 3"] | str:
-        image = picture_or_reason(source, index)
+        image = image_or_reason(source, index)
         return image if isinstance(image, str) else np.asarray(shrunk(image, side))
 
     written: list[tuple[int, int, int]] = []

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from vitrail.data.dataset import joined, separate, stable
-from vitrail.data.folder import is_litter, is_picture
+from vitrail.data.folder import is_image, is_litter
 from vitrail.data.reading import write_cached
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import cache, fetch_file, place
@@ -310,7 +310,7 @@ def _add_member(
     sample = samples.setdefault(f"{folder}{slash}{key}", _Sample())
     if suffix.lower() in ("cls", "json"):
         sample.labels[suffix.lower()] = _label_in(_text_of(tar, member), suffix.lower())
-    elif is_picture(name):
+    elif is_image(name):
         sample.images.append((path, member.offset_data, member.size, "." not in suffix))
     elif name.lower() in CLASS_LISTS:
         classes[:] = _text_of(tar, member).splitlines()

@@ -1,4 +1,4 @@
-"""Classifier and labelled pictures → answers and what they are worth, every picture once."""
+"""Classifier and labeled pictures → answers and what they are worth, every picture once."""
 
 import math
 import time
@@ -63,7 +63,7 @@ class Pictures(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[int, Tensor | VitrailError]:
         number = int(self.indices[index])
         try:
-            return number, self.transform(self.source.picture(number))
+            return number, self.transform(self.source.image(number))
         except VitrailError as error:
             return number, error
 

@@ -59,8 +59,8 @@ def evaluate(
         run = None if apart else runs.run_of(Path(model))
         if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
-            learnt = load_config(run.folder / "config.toml").data.source
-            own = same_data(learnt, data) and not labels
+            learned = load_config(run.folder / "config.toml").data.source
+            own = same_data(learned, data) and not labels
             other = f"{Path(str(data)).name}-{labels or split}"
             try:
                 run.write_evaluation(split if own else runs.name_of(other, ()), result)

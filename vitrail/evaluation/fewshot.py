@@ -1,6 +1,6 @@
 """`vitrail fewshot`: linear accuracy after a few images of each class (section 4.1 of the paper).
 
-The closed form is big_vision's: features standardised on the few shown pictures, a constant 100 as
+The closed form is big_vision's: features standardized on the few shown pictures, a constant 100 as
 bias, targets −1 and 1, ridge regression of strength 1024 by the eigenvectors of the smaller Gram
 matrix, from which every other strength follows at once. All of it in float64.
 """

@@ -48,8 +48,8 @@ class Questions(Subset):
         """The first of the right classes."""
         return np.array([classes[0] for classes in self.right], dtype=np.int64)
 
-    def picture(self, index: int) -> Image.Image:
-        picture = super().picture(index)
+    def image(self, index: int) -> Image.Image:
+        picture = super().image(index)
         return ImageOps.crop(picture, self.border) if self.border else picture
 
 

@@ -155,11 +155,11 @@ def wilson(hits: int, n: int) -> Interval:
         return [0.0, 1.0]
     z = NormalDist().inv_cdf(0.975)
     share, scale = hits / n, 1 + z * z / n
-    centre = (share + z * z / (2 * n)) / scale
+    center = (share + z * z / (2 * n)) / scale
     reach = z / scale * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     # Rounding must not part the ends from a proportion that lies exactly on one of them.
-    low = 0.0 if hits == 0 else float(centre - reach)
-    high = 1.0 if hits == n else float(centre + reach)
+    low = 0.0 if hits == 0 else float(center - reach)
+    high = 1.0 if hits == n else float(center + reach)
     return [low, high]
 
 

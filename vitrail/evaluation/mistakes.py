@@ -59,7 +59,7 @@ def described(
     for i in chosen:
         name = predictions.names[i]
         try:
-            picture = source.picture(places[name])
+            picture = source.image(places[name])
         except VitrailError:  # gone since it was judged; the numbers are worth more than a picture
             continue
         found.append(

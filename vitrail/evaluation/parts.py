@@ -1,4 +1,4 @@
-"""Which images a model is measured on: none that it learnt from, wherever they lie now."""
+"""Which images a model is measured on: none that it learned from, wherever they lie now."""
 
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -23,7 +23,7 @@ class Part:
     split: str
     """train, val, test or all."""
     left_out: int = 0
-    """Images of the split that the model learnt from."""
+    """Images of the split that the model learned from."""
     note: str = ""
     """Which images these are, and why, in one line."""
 
@@ -39,8 +39,8 @@ def part_of(model: Classifier, data: str | Path, split: str = "") -> Part:
 
 def parts_of(model: Classifier, data: str | Path | Data) -> Data:
     """The data, split as the model's training split it: split otherwise, test would hold images
-    that it learnt from."""
-    own = {k: v for k, v in model.learnt_from.items() if k not in ("source", "train_on")}
+    that it learned from."""
+    own = {k: v for k, v in model.training_data.items() if k not in ("source", "train_on")}
     if not own.pop("every_class", not own) and own.get("split") == "hash":
         own["split"] = "hash alone"  # as did the version that the model is of
     return open_data(data, **own)
@@ -58,7 +58,7 @@ class Chooser:
         self.model, self.data = model, data
         self.brought = as_brought(data)
         # Contents of the model's training images; None where they were not recorded.
-        self.learnt = runs.training_images(model.file)
+        self.learned = runs.training_images(model.file)
 
     @cached_property
     def parted(self) -> Data:
@@ -85,22 +85,22 @@ class Chooser:
     def seen(self) -> bool:
         """Whether the model was trained on this data, perhaps before more images came to it; a few
         training images among others do not make it that."""
-        learnt_from = self.model.learnt_from
-        if same_data(learnt_from.get("source", ""), self.data):
+        training_data = self.model.training_data
+        if same_data(training_data.get("source", ""), self.data):
             return True
-        if self.learnt is None:  # its split rule is all that is known
-            return bool(learnt_from)
+        if self.learned is None:  # its split rule is all that is known
+            return bool(training_data)
         if self.brought.train is None:
             return False
         apart = self.brought.parts.keys() != {"train"}
-        held_out = 0.0 if apart else learnt_from.get("val", 0.0) + learnt_from.get("test", 0.0)
+        held_out = 0.0 if apart else training_data.get("val", 0.0) + training_data.get("test", 0.0)
         return bool(self.matches(self.brought.train).mean() > 0.5 * (1 - held_out))
 
     def unseen(self, source: Source, split: str) -> Bool[np.ndarray, " n"]:
         """Which images of a split the model did not learn from."""
         everything = np.ones(len(source.targets), dtype=bool)
-        if self.learnt is None:
-            if split == "val" and self.learnt_from_val():
+        if self.learned is None:
+            if split == "val" and self.training_data_val():
                 return ~everything
             return everything
         if split == "train":
@@ -112,33 +112,33 @@ class Chooser:
         return ~self.matches(source)
 
     def matches_train(self) -> bool:
-        """Whether the model learnt from all of train."""
+        """Whether the model learned from all of train."""
         train = self.parted.train
         return train is not None and bool(self.matches(train).all())
 
-    def learnt_from_val(self) -> bool:
+    def training_data_val(self) -> bool:
         """Whether the model was retrained on train and val of this data."""
-        learnt = self.model.learnt_from
-        own = same_data(learnt.get("source", ""), self.data)
-        return own and learnt.get("train_on") == "train+val"
+        learned = self.model.training_data
+        own = same_data(learned.get("source", ""), self.data)
+        return own and learned.get("train_on") == "train+val"
 
     def matches(self, source: Source) -> Bool[np.ndarray, " n"]:
-        """Which images the model learnt from."""
-        assert self.learnt is not None
-        return trained_on(source, self.learnt)
+        """Which images the model learned from."""
+        assert self.learned is not None
+        return trained_on(source, self.learned)
 
     def note(self, split: str, n: int, of: int) -> str:
         """Which images are measured, and why these."""
         name = Path(str(self.data)).name
         if split == "all":
-            new = self.learnt is not None and n == of
+            new = self.learned is not None and n == of
             return f"{name}: {n:,} of {of:,} images" + ", all new to the model" * new
         told = f"{name}: {n:,} of {of:,} images, its {split} split"
-        if not self.model.learnt_from or split in self.brought.parts:
+        if not self.model.training_data or split in self.brought.parts:
             return told
         told += " as in training"
-        known = same_data(self.model.learnt_from.get("source", ""), self.data)
-        if self.learnt is None and not known:
+        known = same_data(self.model.training_data.get("source", ""), self.data)
+        if self.learned is None and not known:
             told += (
                 ", since the model's training images were not recorded; --split all measures all "
                 "of a folder that it never saw"

@@ -1,7 +1,7 @@
 """ImageNet-ReaL (Beyer et al. 2020, arXiv 2006.07159): the validation images with better labels.
 
 An image may have several labels, and a guess is right if it is one of them; an image whose
-labellers found none of the classes is left out.
+labelers found none of the classes is left out.
 """
 
 import json

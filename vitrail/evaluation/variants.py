@@ -54,7 +54,7 @@ def ask(labels: str, data: str | Path, split: str) -> tuple[Questions, int, str]
     place = Path(data).expanduser()
     if labels.startswith("objectnet") and (place / "images").is_dir():
         data = place / "images"
-    brought = as_brought(data, unlabelled=labels == "real")
+    brought = as_brought(data, unlabeled=labels == "real")
     split = to_test_on(brought, split)
     source = brought.part(split)
     folders = [place, place.parent, data_folder() / place.name, data_folder()]

@@ -80,10 +80,10 @@ def introduction(model: Classifier, run: Run | None) -> str:
     count = sum(x.numel() for x in model.parameters())
     data = "" if run is None else run.info().get("data", {}).get("name", "")
     told = f"{name(a)}, {count:,} parameters, for pictures of {a.size[0]} × {a.size[1]} pixels"
-    learnt = f", trained on {data}" if data else ""
+    learned = f", trained on {data}" if data else ""
     names = ", ".join(model.labels[:MOST_CLASSES]) + (" …" if model.labels[MOST_CLASSES:] else "")
     classes = f"It tells {a.classes:,} classes apart{f': {names}' if names else ''}."
-    return f"{told}{learnt}. {classes if a.classes else 'It has no classes: it gives features.'}"
+    return f"{told}{learned}. {classes if a.classes else 'It has no classes: it gives features.'}"
 
 
 def results(run: Run | None) -> list[str]:
@@ -110,7 +110,7 @@ def preprocessing(pre: Any) -> str:
     if not isinstance(pre, Preprocessing):
         return ""
     rows, columns = pre.size
-    cut = f"to a short side of {pre.short_side}, then the centre of " if pre.short_side else "to "
+    cut = f"to a short side of {pre.short_side}, then the center of " if pre.short_side else "to "
     return (
         f"Pictures are resized ({pre.interpolation}) {cut}{rows} × {columns} pixels, scaled to "
         f"0…1, less {list(pre.mean)}, divided by {list(pre.std)}."

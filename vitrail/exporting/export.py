@@ -31,7 +31,7 @@ from vitrail.exporting.graphs import (
     write_onnx,
     write_pt2,
 )
-from vitrail.exporting.quantising import quantise
+from vitrail.exporting.quantizing import quantize
 from vitrail.files import write_json
 from vitrail.model import Classifier
 from vitrail.weights.load import load
@@ -136,13 +136,13 @@ def write(model: Classifier, target: Path, wish: Wish, data: str | Path) -> None
         with TemporaryDirectory() as folder:
             floats = Path(folder) / "floats.onnx"
             write_onnx(program, floats, wish, about)
-            quantise(floats, target, calibration(model, data, wish), wish, about)
+            quantize(floats, target, calibration(model, data, wish), wish, about)
     if wish.preprocessing == "beside":
         write_json(target.with_suffix(".json"), about)
 
 
 def calibration(model: Classifier, data: str | Path, wish: Wish) -> Iterator[Tensor]:
-    """Some pictures that the model may have learnt from: those of test are for measuring."""
+    """Some pictures that the model may have learned from: those of test are for measuring."""
     source = next(iter(parts_of(model, data).parts.values()))
     order = np.random.default_rng(0).permutation(len(source.targets))
     transform = transform_of(preprocessing_of(model), wish)

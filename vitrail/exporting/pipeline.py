@@ -68,9 +68,9 @@ class Pipeline(nn.Module):
         """How much each pixel of a line counts in each of those kept of the resized line."""
         scale = (places[-1] + 1) / length
         first = ((length - kept) / 2).round()
-        centres = (first + torch.arange(kept, dtype=places.dtype) + 0.5) * scale
+        centers = (first + torch.arange(kept, dtype=places.dtype) + 0.5) * scale
         reach = scale.clamp(min=1) if self.preprocessing.antialias else torch.ones_like(scale)
-        distance = ((places + 0.5 - centres[:, None]) / reach).abs()
+        distance = ((places + 0.5 - centers[:, None]) / reach).abs()
         is_cubic = self.preprocessing.interpolation == "bicubic"
         found = bicubic(distance) if is_cubic else (1 - distance).clamp(min=0)
         found = found / found.sum(1, keepdim=True)

@@ -51,7 +51,7 @@ def look(recording: Recording, chosen: Collection[int]) -> Seen:
         start = spread(start, grid, layer)
         origin = spread(recording.reader, recording.grid, layer)
         through = passage(layer, flow, sloped, origin, number in chosen)
-        # Rows of A + 1 sum to 2 since those of A sum to 1: halving renormalises them.
+        # Rows of A + 1 sum to 2 since those of A sum to 1: halving renormalizes them.
         flow, sloped = (flow + through.rollout) / 2, sloped + through.gradient
         grid = layer.grid
         if number in chosen:

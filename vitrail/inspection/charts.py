@@ -36,11 +36,11 @@ def position_chart(found: Similarity) -> Image.Image:
     with rc_context(STYLE):
         figure = Figure(figsize=(5.4, 4.5))
         axes = figure.add_subplot()
-        mosaic, centres = tiled(found)
+        mosaic, centers = tiled(found)
         shown = axes.imshow(mosaic, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-        axes.set_xticks(centres[1], [str(int(place)) for place in found.columns])
-        axes.set_yticks(centres[0], [str(int(place)) for place in found.rows])
-        axes.tick_params(length=0, labelsize=8 if max(map(len, centres)) > 8 else 10)
+        axes.set_xticks(centers[1], [str(int(place)) for place in found.columns])
+        axes.set_yticks(centers[0], [str(int(place)) for place in found.rows])
+        axes.tick_params(length=0, labelsize=8 if max(map(len, centers)) > 8 else 10)
         axes.set_xlabel("column of the patch")
         axes.set_ylabel("row of the patch")
         axes.spines[:].set_visible(False)
@@ -52,7 +52,7 @@ def position_chart(found: Similarity) -> Image.Image:
 
 
 def tiled(found: Similarity) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """All maps in one array with empty lines between them, and the centres of rows and columns."""
+    """All maps in one array with empty lines between them, and the centers of rows and columns."""
     _, height, width = found.maps.shape
     rows, columns = len(found.rows), len(found.columns)
     gap = max(1, round(max(height, width) / 8))
@@ -61,11 +61,11 @@ def tiled(found: Similarity) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]
     for number, one in enumerate(found.maps.numpy()):
         y, x = number // columns * down, number % columns * across
         mosaic[y : y + height, x : x + width] = one
-    centres = (
+    centers = (
         np.arange(rows) * down + (height - 1) / 2,
         np.arange(columns) * across + (width - 1) / 2,
     )
-    return mosaic, centres
+    return mosaic, centers
 
 
 def distance_chart(

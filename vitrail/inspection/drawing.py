@@ -20,7 +20,7 @@ from vitrail.inspection.pictures import (
     photograph,
     strip,
 )
-from vitrail.inspection.structure import coloured, filters
+from vitrail.inspection.structure import colored, filters
 
 GAP, BETWEEN = 4, 30
 """Pixels between two heads, and between two layers."""
@@ -44,8 +44,8 @@ def parts(one: Look) -> dict[str, Panel]:
             found[name] = Panel(overlay(picture, drawn, patch), said)
     if one.rollout is not None:
         found["rollout-map"] = Panel(heat(one.rollout, picture.size), "rollout, by patch")
-    colours = coloured(one.recording.tokens[one.recording.prefix :], one.recording.grid)
-    found["features"] = Panel(blocks(colours, picture.size), "patch features, PCA as RGB")
+    colors = colored(one.recording.tokens[one.recording.prefix :], one.recording.grid)
+    found["features"] = Panel(blocks(colors, picture.size), "patch features, PCA as RGB")
     return found
 
 

@@ -45,14 +45,14 @@ def overlay(picture: Image.Image, seen: Float[Tensor, "y x"], patch: float) -> I
     As the authors do it: divided by the maximum, LANCZOS to the size of the picture, a Gaussian
     blur of one patch, stretched from 0 to 1, and used as opacity.
     """
-    mask = grey(seen).resize(picture.size, Resampling.LANCZOS)
+    mask = gray(seen).resize(picture.size, Resampling.LANCZOS)
     values = np.asarray(mask.filter(ImageFilter.GaussianBlur(patch)), dtype=np.float32)
     span = max(float(np.ptp(values)), 1.0)
     opacity = Image.fromarray(((values - values.min()) / span * 255).round().astype(np.uint8))
     return Image.composite(picture, Image.new("RGB", picture.size), opacity)
 
 
-def grey(seen: Float[Tensor, "y x"]) -> Image.Image:
+def gray(seen: Float[Tensor, "y x"]) -> Image.Image:
     """A map divided by its maximum, as 8 bits."""
     values = seen.double().numpy()
     share = values / max(float(values.max()), 1e-30)
@@ -72,20 +72,20 @@ def heat(seen: Float[Tensor, "y x"], size: tuple[int, int]) -> Image.Image:
     """A map by itself, every patch a square, black for nothing and bright for the most."""
     from matplotlib import colormaps
 
-    colours = colormaps[MAPS](np.asarray(grey(clipped(seen))), bytes=True)[:, :, :3]
-    return Image.fromarray(np.ascontiguousarray(colours)).resize(size, Resampling.NEAREST)
+    colors = colormaps[MAPS](np.asarray(gray(clipped(seen))), bytes=True)[:, :, :3]
+    return Image.fromarray(np.ascontiguousarray(colors)).resize(size, Resampling.NEAREST)
 
 
-def blocks(colours: Float[Tensor, "y x 3"], size: tuple[int, int]) -> Image.Image:
-    """Colours of patches as squares."""
-    array = (colours.numpy() * 255).round().astype(np.uint8)
+def blocks(colors: Float[Tensor, "y x 3"], size: tuple[int, int]) -> Image.Image:
+    """Colors of patches as squares."""
+    array = (colors.numpy() * 255).round().astype(np.uint8)
     return Image.fromarray(array).resize(size, Resampling.NEAREST)
 
 
 def filter_sheet(
     found: Filters, *, columns: int = 7, side: int = 100, gap: int = 10
 ) -> Image.Image:
-    """The components, each stretched evenly around grey, row by row from the strongest."""
+    """The components, each stretched evenly around gray, row by row from the strongest."""
     tiles = []
     for component in found.components:
         values = component.numpy().transpose(1, 2, 0)
@@ -119,7 +119,7 @@ def strip(panels: Sequence[Panel], *, height: int, gap: int = 14, text: int = 17
 
 
 def fitted(image: Image.Image, height: int) -> Image.Image:
-    """The picture at another height; maps of a few colours keep their edges when enlarged."""
+    """The picture at another height; maps of a few colors keep their edges when enlarged."""
     size = (max(1, round(image.width * height / image.height)), height)
     method = Resampling.NEAREST if height % image.height == 0 else Resampling.LANCZOS
     return image.resize(size, method)

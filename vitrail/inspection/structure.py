@@ -11,7 +11,7 @@ from vitrail.errors import VitrailError
 from vitrail.model import Classifier
 from vitrail.model.axial import AxialResNet
 from vitrail.model.positions import Grid, Positions
-from vitrail.model.resnet import ResNet, StandardisedConv
+from vitrail.model.resnet import ResNet, StandardizedConv
 from vitrail.model.vit import ViT
 
 MOST_MAPS = 16
@@ -49,15 +49,15 @@ def principal(
 
     Signs are arbitrary; here the largest entry of each is positive.
     """
-    centred = (x - x.mean(0)).double()
-    n, d = centred.shape
+    centerd = (x - x.mean(0)).double()
+    n, d = centerd.shape
     # The smaller of the two Gram matrices: a map may have 49 places of 8,192 channels.
-    gram = centred.mT @ centred if d <= n else centred @ centred.mT
+    gram = centerd.mT @ centerd if d <= n else centerd @ centerd.mT
     values, vectors = torch.linalg.eigh(gram)
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
-    # The last direction of n centred points has no variance, only rounding.
+    # The last direction of n centerd points has no variance, only rounding.
     k = min(count, d, max(n - 1, 1))
-    components = (vectors if d <= n else centred.mT @ vectors)[:, :k].mT
+    components = (vectors if d <= n else centerd.mT @ vectors)[:, :k].mT
     components = F.normalize(components, dim=1)
     largest = components.gather(1, components.abs().argmax(1, keepdim=True))
     total = values.sum().clamp(min=1e-30)
@@ -68,8 +68,8 @@ def filters(model: Classifier, count: int = 28) -> Filters:
     """The filters of the patch embedding, or of the first convolution of a network with one."""
     convolution, of = first_convolution(model)
     kernel = convolution.weight
-    if isinstance(convolution, StandardisedConv):
-        kernel = convolution.standardised()
+    if isinstance(convolution, StandardizedConv):
+        kernel = convolution.standardized()
     kernel = kernel.detach().float().cpu()
     components, shares = principal(kernel.flatten(1), count)
     return Filters(components.unflatten(1, kernel.shape[1:]), shares, len(kernel), of)
@@ -121,7 +121,7 @@ def evenly(side: int, most: int) -> Int[Tensor, " r"]:
     return torch.linspace(0, side - 1, min(side, most)).round().long()
 
 
-def coloured(tokens: Float[Tensor, "n d"], grid: Grid) -> Float[Tensor, "y x 3"]:
+def colored(tokens: Float[Tensor, "n d"], grid: Grid) -> Float[Tensor, "y x 3"]:
     """The first three principal components of one picture's patch features as red, green, blue.
 
     Scaled to the middle 98 per cent, so that a few extreme patches do not take all the contrast.

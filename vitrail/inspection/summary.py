@@ -22,7 +22,7 @@ SECONDS = 5.0
 HEIGHT = 176
 
 
-def summarise(
+def summarize(
     model: Classifier, source: Source, split: str, folder: Path, seconds: float = SECONDS
 ) -> dict[str, Any]:
     """Filters, positions, attention distance, and rollout on a few pictures of a data part."""
@@ -37,7 +37,7 @@ def summarise(
         if distances.n + len(images) and time.monotonic() - began > seconds:
             break
         try:
-            pixels = asked.pixels(source.picture(index))
+            pixels = asked.pixels(source.image(index))
         except VitrailError:
             continue  # the evaluation has named what is broken
         one = asked.look(pixels, source.names[index])

@@ -42,7 +42,7 @@ class Classifier(nn.Module):
     """From an image to the tensor this model was trained on; `vitrail.load` sets it."""
     activation: Activation = "softmax"
     """What it was trained with."""
-    learnt_from: Mapping[str, Any] = MappingProxyType({})
+    training_data: Mapping[str, Any] = MappingProxyType({})
     """The data it was trained on here, and how much of it was held out; empty where unknown."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations."""
@@ -136,7 +136,7 @@ class Classifier(nn.Module):
         self.architecture = replace(self.architecture, classes=classes, head_bias=bias)
         head = zero_head(self.feature_width, classes, bias)
         self.head = None if head is None else head.to(next(self.parameters()))
-        self.labels, self.learnt_from, self.activation = (), {}, "softmax"
+        self.labels, self.training_data, self.activation = (), {}, "softmax"
 
     def probabilities(self, logits: Float[Tensor, "*b classes"]) -> Float[Tensor, "*b classes"]:
         """Of the classes; those of a sigmoid do not add up to one."""

@@ -34,7 +34,7 @@ class ResNetArchitecture:
         check_fields(self)
 
 
-class StandardisedConv(nn.Conv2d):
+class StandardizedConv(nn.Conv2d):
     """A convolution whose kernel has zero mean and unit variance for each output channel."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
@@ -42,9 +42,9 @@ class StandardisedConv(nn.Conv2d):
         lecun_normal(self.weight)
 
     def forward(self, input: Float[Tensor, "b c y x"]) -> Float[Tensor, "b e v u"]:  # noqa: A002
-        return F.conv2d(input, self.standardised(), None, self.stride, self.padding)
+        return F.conv2d(input, self.standardized(), None, self.stride, self.padding)
 
-    def standardised(self) -> Tensor:
+    def standardized(self) -> Tensor:
         # What LayerNorm does to a vector, and its one kernel does it faster than four.
         return F.layer_norm(self.weight, self.weight.shape[1:], eps=1e-10)
 
@@ -56,14 +56,14 @@ class _PreActivationUnit(nn.Module):
         super().__init__()
         outputs = 4 * middle
         self.norm1 = nn.GroupNorm(_GROUPS, inputs)
-        self.conv1 = StandardisedConv(inputs, middle, 1)
+        self.conv1 = StandardizedConv(inputs, middle, 1)
         self.norm2 = nn.GroupNorm(_GROUPS, middle)
-        self.conv2 = StandardisedConv(middle, middle, 3, stride)
+        self.conv2 = StandardizedConv(middle, middle, 3, stride)
         self.norm3 = nn.GroupNorm(_GROUPS, middle)
-        self.conv3 = StandardisedConv(middle, outputs, 1)
+        self.conv3 = StandardizedConv(middle, outputs, 1)
         self.projection = None
         if stride != 1 or inputs != outputs:
-            self.projection = StandardisedConv(inputs, outputs, 1, stride)
+            self.projection = StandardizedConv(inputs, outputs, 1, stride)
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b e v u"]:
         y = self.norm1(x).relu()
@@ -81,7 +81,7 @@ class ResNet(Classifier):
         super().__init__()
         a = self.architecture = architecture
         channels = 64 * a.width
-        self.root = StandardisedConv(a.channels, channels, 7, stride=2)
+        self.root = StandardizedConv(a.channels, channels, 7, stride=2)
         self.stages = nn.ModuleList()
         for stage, units in enumerate(a.units):
             self.stages.append(_stage(_PreActivationUnit, channels, stage, units, a.width))
@@ -99,14 +99,14 @@ class ResNet(Classifier):
         return self.norm(x).relu().flatten(2).mT
 
 
-class SameConv(StandardisedConv):
+class SameConv(StandardizedConv):
     """A standardized convolution with TensorFlow's SAME padding."""
 
     def forward(self, input: Float[Tensor, "b c y x"]) -> Float[Tensor, "b e v u"]:  # noqa: A002
         kernel, stride = self.kernel_size[0], self.stride[0]
-        return F.conv2d(same_pad(input, kernel, stride), self.standardised(), None, stride)
+        return F.conv2d(same_pad(input, kernel, stride), self.standardized(), None, stride)
 
-    def standardised(self) -> Tensor:
+    def standardized(self) -> Tensor:
         variance, mean = torch.var_mean(self.weight, (1, 2, 3), correction=0, keepdim=True)
         return (self.weight - mean) / (variance.sqrt() + 1e-5)
 

@@ -11,6 +11,7 @@ import re
 from dataclasses import asdict, fields
 from typing import Any
 
+from vitrail import aliases
 from vitrail.errors import VitrailError, did_you_mean, one_line
 from vitrail.model.axial import AxialResNet, AxialResNetArchitecture
 from vitrail.model.classic import ClassicArchitecture, ClassicResNet
@@ -184,7 +185,10 @@ def to_dict(architecture: Architecture) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any]) -> Architecture:
     """The architecture that `to_dict` wrote; a stranger's file may hold anything, so be strict."""
-    values = dict(values)
+    values = {
+        key: aliases.VALUES.get(value, value) if isinstance(value, str) else value
+        for key, value in values.items()
+    }
     kind = _FAMILIES.get(values.pop("family", ""), (None, None))[0]
     if kind is None or not set(values) <= {field.name for field in fields(kind)}:
         raise VitrailError("the file describes an architecture that this version does not know")

@@ -72,7 +72,7 @@ class ViTArchitecture:
     """Hybrids: residual units of each stage of the ResNet below; empty is the root alone."""
     axial: bool = False
     """Attend along rows, then along columns, in place of attending to all tokens."""
-    positions: Literal["learned", "factorised", "relative", "sincos", "none"] = "learned"
+    positions: Literal["learned", "factorized", "relative", "sincos", "none"] = "learned"
     injection: Literal["stem", "every", "shared"] = "stem"
     """Where positions are added: once; at every layer its own; at every layer the same ones."""
     interpolation: Interpolation = "google"
@@ -124,14 +124,14 @@ class ViTArchitecture:
             f"hybrids need square patches, not {patch}": (
                 self.backbone is not None and not isinstance(self.patch, int)
             ),
-            "factorised positions need an even width": (
-                self.positions == "factorised" and self.width % 2 != 0
+            "factorized positions need an even width": (
+                self.positions == "factorized" and self.width % 2 != 0
             ),
             "sincos positions need a width divisible by 4, from 8 up": (
                 sincos and (self.width % 4 != 0 or self.width < 8)
             ),
             f"{self.positions} positions are not added at every layer": (
-                not at_stem and self.positions not in ("learned", "factorised")
+                not at_stem and self.positions not in ("learned", "factorized")
             ),
             "pool='class' needs a class token; try pool='mean'": (
                 self.pool == "class" and not self.class_token
@@ -467,7 +467,7 @@ def _positions(a: ViTArchitecture) -> list[Positions]:
                 class_slot=a.class_slot,
                 interpolation=a.interpolation,
             )
-        kind = FactorizedPositions if a.positions == "factorised" else SinCosPositions
+        kind = FactorizedPositions if a.positions == "factorized" else SinCosPositions
         return kind(a.grid, a.width, prefix=a.prefix)
 
     if a.positions in ("relative", "none"):

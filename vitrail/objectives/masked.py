@@ -22,15 +22,15 @@ Target = Literal["mean", "grid", "pixels"]
 HIDDEN, SWAPPED = 0.8, 0.1
 """Shares of the spoilt patches that become the mask token, or another patch; the rest stays."""
 LEVELS = 8
-"""Three bits for each colour."""
+"""Three bits for each color."""
 SIDE = 4
-"""Cells along each side of a patch in the finer of the two colour targets."""
+"""Cells along each side of a patch in the finer of the two color targets."""
 
 
 class MaskedPatches(nn.Module):
     """A ViT and what it is to say about the patches that it cannot see.
 
-    `mean` asks for the 3-bit mean colour of a patch, one of 512; `grid` for that of each of its
+    `mean` asks for the 3-bit mean color of a patch, one of 512; `grid` for that of each of its
     4 × 4 cells; `pixels` for its pixels, by squared error.
     """
 
@@ -64,8 +64,8 @@ class MaskedPatches(nn.Module):
         self.head = nn.Linear(a.width, values[target])
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        for name, colour in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(colour)[:, None, None], persistent=False)
+        for name, color in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(color)[:, None, None], persistent=False)
         if model.pool is not None:
             model.pool.requires_grad_(False)  # nothing is pooled here
 
@@ -102,15 +102,15 @@ class MaskedPatches(nn.Module):
         if self.target == "pixels":
             return rearrange(images, "b c (y p) (x q) -> b (y x) (p q c)", p=p, q=p)
         cells = 1 if self.target == "mean" else SIDE
-        colours = F.avg_pool2d(images, p // cells) * self.std + self.mean
-        levels = (colours * LEVELS).floor().clamp(0, LEVELS - 1).long()
+        colors = F.avg_pool2d(images, p // cells) * self.std + self.mean
+        levels = (colors * LEVELS).floor().clamp(0, LEVELS - 1).long()
         # Red counts 64, green 8, blue 1.
         weights = LEVELS ** torch.arange(a.channels - 1, -1, -1, device=inputs.device)
         numbers = (levels * weights[:, None, None]).sum(1)
         return rearrange(numbers, "b (y k) (x l) -> b (y x) (k l)", k=cells, l=cells)
 
 
-def check(a: ViTArchitecture, target: Target, colours: int) -> None:
+def check(a: ViTArchitecture, target: Target, colors: int) -> None:
     """Nothing, or why the patches of these images cannot be asked for."""
     for wrong, told in (
         (
@@ -123,8 +123,8 @@ def check(a: ViTArchitecture, target: Target, colours: int) -> None:
             "train.objective=masked needs another data.size",
         ),
         (
-            colours != a.channels,
-            f"the model takes {a.channels} colours, its preprocessing gives {colours}",
+            colors != a.channels,
+            f"the model takes {a.channels} colors, its preprocessing gives {colors}",
         ),
     ):
         if wrong:

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitrail.data.decode import decode, open_picture
-from vitrail.data.folder import pictures_below
+from vitrail.data.decode import decode, open_image
+from vitrail.data.folder import images_below
 from vitrail.errors import VitrailError
 
 STANDARD_INPUT = "-"
@@ -33,13 +33,13 @@ class Files:
     def blocks(self) -> Int[np.ndarray, " n"]:
         return np.zeros(len(self.names), dtype=np.int64)
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         name = self.names[index]
         if name == STANDARD_INPUT:
             return decode(BytesIO(self.standard_input), "standard input")
         if Path(name).is_dir():
             raise VitrailError(f"{name} is a folder without pictures")
-        return open_picture(Path(name))
+        return open_image(Path(name))
 
     @cached_property
     def standard_input(self) -> bytes:
@@ -61,5 +61,5 @@ def below(path: str | Path) -> Iterator[str]:
     if str(path) == STANDARD_INPUT or not Path(path).is_dir():
         yield str(path)
         return
-    names = pictures_below(Path(path), ".")
+    names = images_below(Path(path), ".")
     yield from (str(Path(path) / name) for name in names) if names else [str(path)]

@@ -76,7 +76,7 @@ def _thumbnails(source: Source, wanted: set[str]) -> dict[str, str]:
     for place, name in enumerate(source.names):
         if name in wanted:
             try:
-                uris[name] = thumbnail(source.picture(place))
+                uris[name] = thumbnail(source.image(place))
             except VitrailError:  # gone since it was compared
                 continue
     return uris

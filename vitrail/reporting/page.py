@@ -264,7 +264,7 @@ def _cost(run: RunData) -> Facts:
         ("energy", joules(energy) if known(energy) else "not reported by the driver"),
         ("peak memory", size_of(cost.get("peak_memory_bytes"))),
     ]
-    sessions = cost.get("sittings") or 1
+    sessions = cost.get("sessions") or 1
     return [*rows, ("sessions", str(sessions))] if sessions > 1 else rows
 
 

@@ -12,7 +12,7 @@ from vitrail import config
 from vitrail.config import Config
 from vitrail.console import say
 from vitrail.data.dataset import Data, Source
-from vitrail.data.opening import of_catalogue, same_data
+from vitrail.data.opening import in_catalog, same_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
@@ -52,26 +52,26 @@ def build_model(
     model.labels = labels
     model.preprocess = evaluation_preprocessing(model.preprocess, data)
     told = ("source", "val", "test", "split", "train_on")
-    model.learnt_from = {key: getattr(data, key) for key in told} | {"every_class": True}
+    model.training_data = {key: getattr(data, key) for key in told} | {"every_class": True}
     return model.float()
 
 
-def refuse_other_parts(learnt: Mapping[str, Any], init: str, data: config.Data) -> None:
-    """Weights that learnt from these very data go on with the same test part, or they would be
-    tested on pictures that they learnt from."""
-    if not learnt or not same_data(learnt.get("source", ""), data.source):
+def refuse_other_parts(learned: Mapping[str, Any], init: str, data: config.Data) -> None:
+    """Weights that learned from these very data go on with the same test part, or they would be
+    tested on pictures that they learned from."""
+    if not learned or not same_data(learned.get("source", ""), data.source):
         return
     for key in ("split", "test"):
-        if (then := learnt.get(key)) != (now := getattr(data, key)):
+        if (then := learned.get(key)) != (now := getattr(data, key)):
             raise VitrailError(
-                f"model.init = {init} learnt from {data.source} with data.{key}={then}, not {now}: "
-                f"test would hold pictures that it learnt from; set data.{key}={then}"
+                f"model.init = {init} was trained on {data.source} with data.{key}={then}, not "
+                f"{now}: test would hold images that it was trained on; set data.{key}={then}"
             )
-    lent = data.split == "hash" and not of_catalogue(data.source)
-    if lent and not learnt.get("every_class"):
+    lent = data.split == "hash" and not in_catalog(data.source)
+    if lent and not learned.get("every_class"):
         say(
             f"model.init = {init} is of a version that split classes of few images otherwise: test "
-            "may hold images of them that it learnt from"
+            "may hold images of them that it learned from"
         )
 
 
@@ -88,7 +88,7 @@ def from_weights(
     """Trained weights, at the size and with the classes of the data."""
     rates = {key: v for key in ("dropout", "drop_path") if (v := getattr(settings, key))}
     model = load(settings.init, size=data.size, **rates)
-    refuse_other_parts(model.learnt_from, settings.init, data)
+    refuse_other_parts(model.training_data, settings.init, data)
     refuse_other_shape(model.architecture, settings, data)
     known = bool(labels) and model.head is not None and model.labels == labels
     if settings.keep_head and not known:
@@ -157,7 +157,7 @@ def some_sides(source: Source) -> list[float]:
     found = []
     for index in sorted(set(np.linspace(0, len(source.targets) - 1, SAMPLED, dtype=int))):
         with suppress(VitrailError):  # a broken picture is named where it is trained on
-            width, height = source.picture(int(index)).size
+            width, height = source.image(int(index)).size
             found.append((width * height) ** 0.5)
     if not found:
         raise VitrailError("train.hyperrule: none of the pictures looked at can be decoded")

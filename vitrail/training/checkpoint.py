@@ -1,4 +1,4 @@
-"""All that an exact resume needs, in one file: weights, optimiser, averages, counters.
+"""All that an exact resume needs, in one file: weights, optimizer, EMA, counters.
 
 Order, augmentation and dropout are functions of the seed and the step, so no random state and no
 data position is kept beside the step.
@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from vitrail import aliases
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, one_line, out_of_memory
 from vitrail.files import replace_with
@@ -49,7 +50,7 @@ class Counters:
     step: int = 0
     """Updates done."""
     seconds: float = 0.0
-    """Time spent on updates and what is done between them, over all sittings."""
+    """Time spent on updates and what is done between them, over all sessions."""
     prepared: float = 0.0
     """Seconds spent before them, as on the features of a frozen backbone."""
     best: dict[str, Any] | None = None
@@ -72,26 +73,26 @@ class Learner:
 
     task: nn.Module
     """The objective with its model inside, spread over the devices."""
-    optimiser: torch.optim.Optimizer
-    average: EMA | None
+    optimizer: torch.optim.Optimizer
+    ema: EMA | None
     scaler: torch.amp.GradScaler
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The model with its averaged weights, where an average is kept."""
-        return nullcontext() if self.average is None else self.average.in_place()
+        """The model with its averaged weights, where a moving average is kept."""
+        return nullcontext() if self.ema is None else self.ema.in_place()
 
     def state(self) -> dict[str, Any]:
         """Everything as plain tensors and numbers. All processes must ask for it together."""
         state: dict[str, Any] = {"scaler": self.scaler.state_dict()}
         if sharded(self.task):
             state["model"] = get_model_state_dict(self.task, options=WHOLE)
-            state["optimiser"] = get_optimizer_state_dict(self.task, self.optimiser, options=WHOLE)
+            state["optimizer"] = get_optimizer_state_dict(self.task, self.optimizer, options=WHOLE)
         else:
             state["model"] = bare(self.task).state_dict()
-            state["optimiser"] = self.optimiser.state_dict()
-        if self.average is not None:
+            state["optimizer"] = self.optimizer.state_dict()
+        if self.ema is not None:
             # One at a time to the CPU: all of them together may be larger than a device.
-            state["average"] = {name: whole(x).cpu() for name, x in self.average.tensors.items()}
+            state["ema"] = {name: whole(x).cpu() for name, x in self.ema.tensors.items()}
         return state
 
     def restore(self, state: dict[str, Any], path: Path) -> None:
@@ -114,22 +115,22 @@ class Learner:
         names = self.parameter_names()
         if sharded(self.task):
             set_model_state_dict(self.task, state["model"], options=WHOLE)
-            named = rekeyed(state["optimiser"], dict(enumerate(names)))
+            named = rekeyed(state["optimizer"], dict(enumerate(names)))
             set_optimizer_state_dict(
-                self.task, self.optimiser, optim_state_dict=named, options=WHOLE
+                self.task, self.optimizer, optim_state_dict=named, options=WHOLE
             )
         else:
             bare(self.task).load_state_dict(state["model"])
             numbers = {name: number for number, name in enumerate(names)}
-            self.optimiser.load_state_dict(rekeyed(state["optimiser"], numbers))
-        if self.average is not None:
-            for name, x in self.average.tensors.items():
-                x.copy_(like(state["average"][name], x))
+            self.optimizer.load_state_dict(rekeyed(state["optimizer"], numbers))
+        if self.ema is not None:
+            for name, x in self.ema.tensors.items():
+                x.copy_(like(state["ema"][name], x))
 
     def parameter_names(self) -> list[str]:
         """The names of the optimizer's parameters, in its own order."""
         names = {x: name for name, x in bare(self.task).named_parameters()}
-        return [names[x] for group in self.optimiser.param_groups for x in group["params"]]
+        return [names[x] for group in self.optimizer.param_groups for x in group["params"]]
 
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors, whole and on the CPU. All processes must ask for them together."""
@@ -218,7 +219,7 @@ def read(path: Path) -> tuple[dict[str, Any], Counters]:
             verify(file)
             content = torch.load(file, map_location="cpu", weights_only=True)
         counters = {"draws": 1} | content["counters"]
-        return content["learner"], Counters(step=counters.pop("step"), **counters)
+        return aliases.keys(content["learner"]), Counters(step=counters.pop("step"), **counters)
     except MemoryError:
         raise
     except Exception as error:  # a damaged file can make torch raise anything

@@ -28,7 +28,7 @@ def exaflops(gmacs: float, images: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Meter:
-    """Runs while one sitting trains, and adds to what earlier sittings cost."""
+    """Runs while one session trains, and adds to what earlier sessions cost."""
 
     where: Devices
     gmacs: float
@@ -36,10 +36,10 @@ class Meter:
     trained_gmacs: float
     """The part of it that learns: the head's alone where the backbone is frozen."""
     features: int = 0
-    """Images whose fixed features this sitting computed; those of earlier runs are kept."""
+    """Images whose fixed features this session computed; those of earlier runs are kept."""
     batch: int
     before: Mapping[str, Any]
-    """The cost of earlier sittings, as it is written."""
+    """The cost of earlier sessions, as it is written."""
     joules: Callable[[], float | None]
     """Energy counted so far, from any beginning."""
     joules_at_first: float | None
@@ -48,7 +48,7 @@ class Meter:
     def read(self, step: int) -> dict[str, Any]:
         """The cost of a run that has come so far, for run.json. All processes must ask together."""
         days = self.where.world * (time.perf_counter() - self.began) / DAY
-        sittings = self.before.get("sittings", 0) + 1
+        sessions = self.before.get("sessions", 0) + 1
         compute = exaflops(self.trained_gmacs, step * self.batch)
         # Without a backward pass, a third.
         features = self.before.get("features_computed", 0) + self.features
@@ -63,11 +63,11 @@ class Meter:
             "device_days": self.before["device_days"] + days,
             "energy_joules": None if None in (earlier, spent) else round(earlier + spent, 1),
             "peak_memory_bytes": max(peak, self.before.get("peak_memory_bytes", 0)),
-            "sittings": sittings,
+            "sessions": sessions,
         }
 
     def spent(self) -> float | None:
-        """Joules of all processes' devices in this sitting; None unless each of them is known."""
+        """Joules of all processes' devices in this session; None unless each of them is known."""
         first, now = self.joules_at_first, self.joules()
         spent = 0.0 if first is None or now is None else now - first
         if self.where.any(first is None or now is None):
@@ -76,7 +76,7 @@ class Meter:
 
 
 def start(run: Run, where: Devices, config: Config, model: Classifier) -> Meter:
-    """A meter for the sitting that begins now."""
+    """A meter for the session that begins now."""
     reset_peak(where.device)
     gmacs = count(model.architecture).gmacs
     frozen = config.train.freeze
@@ -100,7 +100,7 @@ def head_gmacs(head: nn.Module | None) -> float:
 def earlier(info: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says a run has cost; its time alone where it was begun before costs were kept.
 
-    What a killed sitting did after its last checkpoint is done again, and counted once.
+    What a killed session did after its last checkpoint is done again, and counted once.
     """
     if found := info.get("cost"):
         return found

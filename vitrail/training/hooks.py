@@ -117,7 +117,7 @@ class Hooks:
         loop.check()
         counters = loop.counters
         loop.loss = torch.stack(self.losses).mean()
-        loop.devices.synchronise()
+        loop.devices.synchronize()
         now = time.perf_counter()
         speed = len(self.losses) * loop.batch / max(now - self.logged, 1e-9)
         peak = loop.devices.peak()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.config import Config
 from vitrail.console import count_progress, log_progress
-from vitrail.data.augment import mix, normalise, training_transform
+from vitrail.data.augment import mix, normalize, training_transform
 from vitrail.data.check import grid
 from vitrail.data.dataset import Data, Source
 from vitrail.data.loader import Augmented, Batch, Share, Stream, derive, training_batches
@@ -202,7 +202,7 @@ def prepare(
     """Pixels as the model takes them, mixed where the settings say so."""
     mixup, cutmix, share = config.augment.mixup, config.augment.cutmix, config.augment.mixed
     if not (mixup or cutmix):
-        return normalise(batch.images[rows], pre), batch.targets[rows]
+        return normalize(batch.images[rows], pre), batch.targets[rows]
     images, targets = batch.preceded(rows)
     # Drawn from the step alone: all processes and all parts of a batch are mixed alike.
     with torch.random.fork_rng(devices=[]):
@@ -210,7 +210,7 @@ def prepare(
             derive(config.seed, batch.first // config.train.batch, 0)
         )
         inputs, targets = mix(
-            normalise(images, pre),
+            normalize(images, pre),
             targets,
             mixup=mixup,
             cutmix=cutmix,
@@ -224,7 +224,7 @@ def prepare_masked(
     pre: Preprocessing, config: Config, model: Classifier, batch: Batch, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """Pixels as the model takes them, and the noise that decides which patches it cannot see."""
-    inputs = normalise(batch.images[rows], pre)
+    inputs = normalize(batch.images[rows], pre)
     first, last = batch.first + rows.start, batch.first + rows.stop
     positions = torch.arange(first, last, device=inputs.device)
     return inputs, draw(derive(config.seed, MASKING), positions, patches_of(model))

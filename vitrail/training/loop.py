@@ -1,4 +1,4 @@
-"""The only training loop. What is learnt, from what, and what is done with the results is given."""
+"""The only training loop; objective, batches and hooks are given to it."""
 
 import math
 import time
@@ -88,24 +88,24 @@ class Loop:
         """One update."""
         step = self.counters.step
         self.lr = self.schedule(step, self.length.done(self.counters))
-        for group in self.learner.optimiser.param_groups:
+        for group in self.learner.optimizer.param_groups:
             group["lr"] = self.lr * group.get("scale", 1.0)
         self.gradients(batch)
         scaler = self.learner.scaler
-        scaler.unscale_(self.learner.optimiser)
+        scaler.unscale_(self.learner.optimizer)
         parameters = self.learner.task.parameters()
         self.norm = nn.utils.clip_grad_norm_(parameters, self.clip or math.inf)
-        scaler.step(self.learner.optimiser)
+        scaler.step(self.learner.optimizer)
         scaler.update()
-        if self.learner.average is not None:
-            self.learner.average.update(step)
+        if self.learner.ema is not None:
+            self.learner.ema.update(step)
         self.counters.step = step + 1
 
     def gradients(self, batch: Batch) -> None:
         """Forward and backward, in parts as large as fit into memory."""
         share = len(batch)
         while True:
-            self.learner.optimiser.zero_grad(set_to_none=True)
+            self.learner.optimizer.zero_grad(set_to_none=True)
             # Dropout and drop path are drawn in each process for itself, but depend on the step
             # alone, so that a resumed run repeats them.
             torch.manual_seed(derive(self.seed, self.counters.step, self.devices.rank))

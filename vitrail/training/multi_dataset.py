@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitrail.data.catalog import CATALOGUE, data_folder, here
-from vitrail.data.opening import of_catalogue
+from vitrail.data.catalog import CATALOG, data_folder, here
+from vitrail.data.opening import in_catalog
 from vitrail.runs import Run
 
 
@@ -40,7 +40,7 @@ def several(
 
 def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
     """One data set's name, place and scores; `absent` says why there are none."""
-    task = CATALOGUE[source].task if source in CATALOGUE else None
+    task = CATALOG[source].task if source in CATALOG else None
     return {
         "data": source,
         "title": source if task is None else task.title,
@@ -56,11 +56,11 @@ def whose(task: str) -> str:
     from vitrail.vtab.tasks import brings_thousand, lists_of
 
     place = data_folder()
-    if not of_catalogue(task):
+    if not in_catalog(task):
         return "a folder of your own"
     if lists_of(task, place) is not None:
         return "the benchmark's 1,000"
-    brought = here(place / task, CATALOGUE[task])
+    brought = here(place / task, CATALOG[task])
     if brought is not None and brings_thousand(brought):
         return "1,000 as the data has them"
     return "own draw of 1,000"

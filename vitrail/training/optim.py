@@ -48,7 +48,7 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Parameters with the same decay and the same factor (`scale`) on the learning rate.
 
-    The `matrices` of the blocks are set `apart` where an optimiser treats them otherwise.
+    The `matrices` of the blocks are set `apart` where an optimizer treats them otherwise.
     """
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
     last = depth_of(model) + 1

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitrail import runs
+from vitrail import aliases, runs
 from vitrail.config import Config, refuse_without_effect
 from vitrail.console import say
-from vitrail.data.catalog import CATALOGUE
+from vitrail.data.catalog import CATALOG
 from vitrail.data.opening import same_data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.runs import Run
@@ -114,7 +114,7 @@ class Resolved:
 
 def lasting(settings: Sequence[str]) -> list[str]:
     """Settings that decide what a run learns."""
-    return [setting for setting in settings if not setting.startswith("system.")]
+    return [aliases.setting(one) for one in settings if not one.startswith("system.")]
 
 
 def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
@@ -188,8 +188,8 @@ def locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
         return text, [], None
     if (name := text.removesuffix(".toml")) in recipes():
         return name, [], None
-    is_data = os.path.lexists(path) or text in CATALOGUE or "://" in text or ".tar" in text
+    is_data = os.path.lexists(path) or text in CATALOG or "://" in text or ".tar" in text
     if is_data:
         return DEFAULT, [("data.source", text)], None
-    hint = did_you_mean(text, [*recipes(), *CATALOGUE]) or "; `vitrail config` lists the recipes"
+    hint = did_you_mean(text, [*recipes(), *CATALOG]) or "; `vitrail config` lists the recipes"
     raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known data set{hint}")

@@ -130,7 +130,7 @@ def inspect_run(run: Run, device: str) -> None:
         model = load(run.folder).to(choose(device))
         # No longer than training took: a run of seconds is not worth many of them.
         seconds = min(summary.SECONDS, float(run.info().get("seconds", 0.0)))
-        summary.summarise(model, data.part(split), split, run.folder / "inspection", seconds)
+        summary.summarize(model, data.part(split), split, run.folder / "inspection", seconds)
     except (VitrailError, RuntimeError, OSError) as error:
         run.say(f"inside   not looked at: {one_line(error)}")
 
@@ -190,7 +190,7 @@ def open_parts(config: Config, changed: Sequence[str] = (), brought: Data | None
     """
     settings = config.data
     if not settings.source:
-        raise VitrailError("no data: name a folder, shards or a catalogue name in data.source")
+        raise VitrailError("no data: name a folder, shards or a catalog name in data.source")
     try:
         settings.source.encode()
     except UnicodeEncodeError:
@@ -198,7 +198,7 @@ def open_parts(config: Config, changed: Sequence[str] = (), brought: Data | None
         raise VitrailError(f"data.source = {told} is no UTF-8; give it another name") from None
     everything = settings.train_on == "train+val"
     if brought is None:
-        brought = as_brought(settings.source, unlabelled=config.train.objective == "masked")
+        brought = as_brought(settings.source, unlabeled=config.train.objective == "masked")
     names = {setting.partition("=")[0].removeprefix("sweep.") for setting in changed}
     keys = [key for key in ("val", "test", "split") if f"data.{key}" in names]
     refuse_brought(brought, {key: getattr(settings, key) for key in keys})
@@ -229,7 +229,7 @@ class Training:
     run: Run
     keep_head: bool = False
     broken: dict[str, str] = field(default_factory=dict)
-    """Pictures that earlier sittings could not decode, and why."""
+    """Pictures that earlier sessions could not decode, and why."""
 
     def go(self, test: bool) -> Run:
         """From the first line on the terminal to the last."""
@@ -263,7 +263,7 @@ class Training:
         with count_progress("reading train") as advance:
             hashes = content_hashes(source, advance)
         if not resumed:
-            # What the weights it starts from learnt from, it has learnt from as well.
+            # What the weights it starts from learned from, it has learned from as well.
             before = runs.training_images(model.file)
             known = hashes if before is None else np.concatenate([hashes, before])
             self.run.record_training_images(known)
@@ -350,7 +350,7 @@ class Training:
         return 0.0 if self.config.train.freeze else 2e9 * count(model.architecture).gmacs
 
     def learner(self, trained: nn.Module) -> Learner:
-        """The objective around what is trained, with its optimiser and average, on the devices."""
+        """The objective around what is trained, with its optimizer and average, on the devices."""
         settings = self.config.train
         weights = None
         if settings.class_weights == "balanced":
@@ -362,19 +362,17 @@ class Training:
             compiled = task if settings.objective == "masked" else trained
             graphs = self.config.system.graphs and self.where.device.type == "cuda"
             compiled.compile(mode="reduce-overhead" if graphs else None)
-        average = None
-        if settings.average:
-            average = EMA(task, settings.average, settings.average_ramp)
+        ema = EMA(task, settings.ema, settings.ema_ramp) if settings.ema else None
         half = self.where.precision is torch.float16 and self.where.device.type == "cuda"
         return Learner(
             task=spread_task,
-            optimiser=optim.build(task, self.config.optim, self.where.device),
-            average=average,
+            optimizer=optim.build(task, self.config.optim, self.where.device),
+            ema=ema,
             scaler=torch.amp.GradScaler(self.where.device.type, enabled=half),
         )
 
     def objective(self, trained: nn.Module, weights: Tensor | None) -> nn.Module:
-        """What is learnt, around what is trained."""
+        """What is learned, around what is trained."""
         settings = self.config.train
         if settings.objective != "masked":
             smoothing, labels = settings.label_smoothing, self.data.labels
@@ -428,7 +426,7 @@ class Training:
             kept = build(model.architecture)
         kept.load_state_dict(tensors, assign=True)
         kept.labels, kept.preprocess = model.labels, model.preprocess
-        kept.learnt_from, kept.activation = model.learnt_from, model.activation
+        kept.training_data, kept.activation = model.training_data, model.activation
         save(kept, self.run.weights)
 
     def conclude(self, loop: Loop, signals: Signals, test: bool) -> Run:
@@ -483,7 +481,7 @@ def kept_head(run: Run, config: Config) -> bool:
 
 
 def untested(data: Data, model: Classifier, init: str) -> Data:
-    """The data, its test part without images that the weights a run starts from learnt from."""
+    """The data, its test part without images that the weights a run starts from learned from."""
     recorded = runs.training_images(model.file)
     if recorded is None or data.test is None:
         return data

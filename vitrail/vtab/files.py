@@ -59,7 +59,7 @@ class Hdf5Source(Dataset):
 
     path: Path
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         with whole(self.path), import_module("h5py").File(self.path) as file:
             return Image.fromarray(file["x"][index]).convert("RGB")
 
@@ -144,7 +144,7 @@ def _graded(folder: Path, rows: Sequence[Mapping[str, str]]) -> FolderSource:
 
 
 def clevr(rule: _Rule, name: str, folder: Path) -> Data:
-    """Scenes of simple objects, labelled by a rule about them; CLEVR's own val part is test."""
+    """Scenes of simple objects, labeled by a rule about them; CLEVR's own val part is test."""
     from torchvision import datasets
 
     place = folder / "clevr" / "CLEVR_v1.0"
@@ -159,16 +159,16 @@ def _scenes(place: Path, part: str, rule: _Rule) -> FolderSource:
     path = place / "scenes" / f"CLEVR_{part}_scenes.json"
     try:
         all_scenes = json.loads(path.read_text(encoding="utf-8"))["scenes"]
-        labelled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in all_scenes)
+        labeled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in all_scenes)
     except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
-    files = [file for file, _ in labelled]
-    targets = np.array([target for _, target in labelled], dtype=np.int64)
+    files = [file for file, _ in labeled]
+    targets = np.array([target for _, target in labeled], dtype=np.int64)
     return FolderSource(_numbers(targets), targets, files, place / "images" / part, files)
 
 
 def dsprites(rule: _Rule, name: str, folder: Path) -> Data:
-    """White shapes on black, labelled by a rule about their latent factors."""
+    """White shapes on black, labeled by a rule about their latent factors."""
     path = folder / "dsprites" / DSPRITES
     if not path.is_file():
         path = fetch_file(_DSPRITES_URL)
@@ -184,7 +184,7 @@ def _white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
 
 
 def smallnorb(rule: _Rule, name: str, folder: Path) -> Data:
-    """Toys on a turntable, the left camera's image, labelled by a rule about how they stand."""
+    """Toys on a turntable, the left camera's image, labeled by a rule about how they stand."""
     parts = {}
     for part, stem in SMALLNORB.items():
         targets = np.asarray(rule(mat_array(_matrix(folder, f"{stem}-info.mat"))), dtype=np.int64)
@@ -202,7 +202,7 @@ def _matrix(folder: Path, file: str) -> Path:
 
 
 def kitti(rule: _Rule, name: str, folder: Path) -> Data:
-    """Street scenes, labelled by a rule about the vehicles in them, parted by video as TFDS does:
+    """Street scenes, labeled by a rule about the vehicles in them, parted by video as TFDS does:
     frames of one video are nearly the same image."""
     from torchvision import datasets
 

@@ -32,7 +32,7 @@ class Frames(Dataset):
 
     read: _Read
 
-    def picture(self, index: int) -> Image.Image:
+    def image(self, index: int) -> Image.Image:
         return Image.fromarray(self.read(np.array([index]))[0]).convert("RGB")
 
 

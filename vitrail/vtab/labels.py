@@ -12,7 +12,7 @@ from jaxtyping import Int
 from vitrail.errors import VitrailError
 
 _CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
-_KITTI_METRES = (-100.0, 8.0, 20.0, 999.0)
+_KITTI_METERS = (-100.0, 8.0, 20.0, 999.0)
 _NO_VEHICLE = 1000.0
 _VEHICLES = ("Car", "Van", "Truck")
 
@@ -41,7 +41,7 @@ def kitti_distance(lines: Iterable[str]) -> int:
     """How far ahead the nearest car, van or truck is, from the lines of a label file."""
     found = [line.split() for line in lines]
     ahead = [float(words[13]) for words in found if words and words[0] in _VEHICLES]
-    return _above(_KITTI_METRES, min(ahead, default=_NO_VEHICLE))
+    return _above(_KITTI_METERS, min(ahead, default=_NO_VEHICLE))
 
 
 def dsprites_location(classes: Int[np.ndarray, "n 6"]) -> Int[np.ndarray, " n"]:

@@ -28,8 +28,8 @@ from vitrail.vtab.frames import in_memory
 _TRAIN, _VAL = 800, 200
 """Images of train and of val."""
 
-Group = Literal["natural", "specialised", "structured"]
-GROUPS: tuple[Group, ...] = ("natural", "specialised", "structured")
+Group = Literal["natural", "specialized", "structured"]
+GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Task:
 
 
 _DEPTHS = ("8.0 or less", "to 8.5", "to 9.0", "to 9.5", "to 10.0", "above 10.0")
-METRES = ("8 m or less", "to 20 m", "above 20 m", "no vehicle")
+METERS = ("8 m or less", "to 20 m", "above 20 m", "no vehicle")
 _CLEVR = (63_000, 7_000, 15_000)
 _SPRITES = (589_824, 73_728, 73_728)
 _NORB = (24_300, 12_150, 12_150)
@@ -90,19 +90,19 @@ TASKS: dict[str, Task] = {
         lists="svhn", fetch=tv("SVHN", TWO),
     ),
     "camelyon": Task(
-        title="Camelyon", group="specialised", classes=2, whole=(262_144, 32_768, 32_768),
+        title="Camelyon", group="specialized", classes=2, whole=(262_144, 32_768, 32_768),
         lists="patch_camelyon", fetch=files.camelyon,
     ),
     "eurosat": Task(
-        title="EuroSAT", group="specialised", classes=10, whole=(16_200, 5_400, 5_400),
+        title="EuroSAT", group="specialized", classes=10, whole=(16_200, 5_400, 5_400),
         lists="eurosat", fetch=tv("EuroSAT", WHOLE),
     ),
     "resisc45": Task(
-        title="Resisc45", group="specialised", classes=45, whole=(18_900, 6_300, 6_300),
+        title="Resisc45", group="specialized", classes=45, whole=(18_900, 6_300, 6_300),
         lists="resisc45", fetch=partial(files.from_hand, "the 45 class folders of NWPU-RESISC45"),
     ),
     "retinopathy": Task(
-        title="Retinopathy", group="specialised", classes=5, whole=(35_126, 10_906, 42_670),
+        title="Retinopathy", group="specialized", classes=5, whole=(35_126, 10_906, 42_670),
         lists="diabetic_retinopathy", fetch=files.retinopathy,
     ),
     "clevr_count": Task(
@@ -128,7 +128,7 @@ TASKS: dict[str, Task] = {
     ),
     "kitti_dist": Task(
         title="KITTI-Dist", group="structured", classes=4, whole=(6_347, 423, 711),
-        lists="kitti", fetch=partial(files.kitti, rules.kitti_distance), labels=METRES,
+        lists="kitti", fetch=partial(files.kitti, rules.kitti_distance), labels=METERS,
     ),
     "smallnorb_azim": Task(
         title="sNORB-Azim", group="structured", classes=18, whole=_NORB, lists="smallnorb_azi",

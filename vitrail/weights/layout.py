@@ -82,7 +82,7 @@ class Format:
             return f"{self.owner} has no {name(a)}"
         reasons = self.lacks(a) | {
             "axial attention": a.axial,
-            f"{a.positions} positions": a.positions in ("factorised", "relative"),
+            f"{a.positions} positions": a.positions in ("factorized", "relative"),
             "positions at every layer": a.injection != "stem",
             "patches that are not square": not isinstance(a.patch, int),
         }

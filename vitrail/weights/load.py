@@ -94,7 +94,7 @@ class Checkpoint:
     activation: Activation = "softmax"
     assumed: str = ""
     """One line about what the file does not say, and how it was read."""
-    learnt_from: Mapping[str, Any] = field(default_factory=dict)
+    training_data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load(
@@ -180,7 +180,7 @@ def to_model(checkpoint: Checkpoint) -> Classifier:
         tensors = {k: x.to(widest) if x.is_floating_point() else x for k, x in tensors.items()}
     model.load_state_dict({key: x.contiguous() for key, x in tensors.items()}, assign=True)
     model.origin, model.file = checkpoint.format, checkpoint.path
-    model.labels, model.learnt_from = checkpoint.labels, checkpoint.learnt_from
+    model.labels, model.training_data = checkpoint.labels, checkpoint.training_data
     model.preprocess, model.activation = checkpoint.preprocessing, checkpoint.activation
     return model.eval()
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
+from vitrail import aliases
 from vitrail.data import preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model.classifier import Activation
@@ -30,7 +31,7 @@ def header(model: Any) -> dict[str, str]:
         "labels": list(model.labels),
         "preprocessing": None if pre is None else pre.to_dict(),
         "activation": model.activation,
-        "learnt_from": dict(model.learnt_from),
+        "training_data": dict(model.training_data),
     }
     return {"format": "pt", _KEY: json.dumps(description)}
 
@@ -38,7 +39,7 @@ def header(model: Any) -> dict[str, str]:
 def describe(contents: Contents) -> dict[str, Any]:
     """What `header` wrote, as fields of a `Checkpoint`."""
     with parsing(contents.path, "header of Vitrail"):
-        stored = json.loads(contents.metadata[_KEY])
+        stored = aliases.keys(json.loads(contents.metadata[_KEY]))
         if stored["version"] != _VERSION:
             raise VitrailError(f"{contents.path} was written by another version of Vitrail")
         architecture = from_dict(dict(stored["architecture"]))
@@ -55,7 +56,7 @@ def describe(contents: Contents) -> dict[str, Any]:
             "labels": labels,
             "preprocessing": None if pre is None else preprocessing.from_dict(pre),
             "activation": activation,
-            "learnt_from": dict(stored.get("learnt_from", {})),
+            "training_data": dict(stored.get("training_data", {})),
         }
 
 

@@ -20,7 +20,7 @@ AFTER_GELU = {"Gelu", "Mul"}
 """What ends a GELU: itself, or the last step of its formula."""
 
 
-def quantise(
+def quantize(
     source: Path, target: Path, pictures: Iterable[Tensor], wish: Wish, about: dict[str, Any]
 ) -> None:
     """The same graph in 8-bit numbers; `pictures` tell how large its inner numbers get."""
