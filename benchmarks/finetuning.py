@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail.config import Config
+from vitrail.data.opening import open_parts
 from vitrail.devices import Devices, devices
-from vitrail.evaluation.classify import predict
+from vitrail.evaluation.predictor import Predictor, predict_dataset
 from vitrail.settings import load
-from vitrail.training import optim as optimizers
 from vitrail.training.build import build_model
-from vitrail.training.checkpoint import Learner
-from vitrail.training.inputs import images_for, workers_for
-from vitrail.training.loop import Length, Loop
-from vitrail.training.optim import Schedule
-from vitrail.training.train import open_parts
+from vitrail.training.checkpoint import TrainState
+from vitrail.training.inputs import ImageInputs, decoding_workers
+from vitrail.training.loop import Loop
+from vitrail.training.objectives.classification import Classification
+from vitrail.training.optim import Schedule, build_optimizer
 
 
 def peer(ours: Any, weights: str, size: int) -> nn.Module:
@@ -44,34 +44,31 @@ def peer(ours: Any, weights: str, size: int) -> nn.Module:
 
 def finetune(model: Any, config: Config, data: Any, where: Devices) -> tuple[float, float]:
     """Test top-1, and training images per second."""
-    from vitrail.objectives.classify import Classify
-
-    material = images_for(model, data, config, where)
-    task = Classify(model, len(data.labels)).to(where.device)
+    inputs = ImageInputs(model.train(), data, config, where)
+    task = Classification(model, len(data.labels), inputs=inputs).to(where.device)
     steps, optim = config.train.steps, config.optim
-    learner = Learner(
+    state = TrainState(
         task=task,
-        optimizer=optimizers.build(task, optim, where.device),
+        optimizer=build_optimizer(task, optim, where.device),
         ema=None,
         scaler=torch.amp.GradScaler(where.device.type, enabled=False),
     )
     loop = Loop(
-        learner=learner,
+        state=state,
         devices=where,
-        schedule=Schedule(peak=optim.lr, warmup=optim.warmup),
-        length=Length(steps=steps),
+        schedule=Schedule(steps=steps, peak=optim.lr, warmup=optim.warmup),
         batch=config.train.batch,
         clip=optim.clip,
         seed=config.seed,
         microbatch=0,
-        prepare=material.prepare,
     )
     start = time.perf_counter()
-    loop.run(material.batches(0), lambda loop, batch: False)
+    loop.run(inputs.batches(0), lambda loop, batch: False)
     where.synchronize()
     speed = steps * config.train.batch / (time.perf_counter() - start)
-    workers = workers_for(config, where)
-    found, _ = predict(model, data.test, batch=256, precision=where.precision, workers=workers)
+    workers = decoding_workers(config, where)
+    predictor = Predictor(model, data.test.labels, precision=where.precision)
+    found, _ = predict_dataset(predictor, data.test, batch=256, workers=workers)
     return float((found.guesses[:, 0] == found.targets).mean()), speed
 
 

@@ -20,9 +20,14 @@ import torch
 
 import vitrail
 from vitrail.devices import cores, processor
+from vitrail.evaluation.predict import (
+    Files,
+    PredictOptions,
+    find_images,
+    predict_files,
+    split_threads,
+)
 from vitrail.model import Classifier
-from vitrail.prediction.files import Files, find
-from vitrail.prediction.predicting import Options, shared_cores, stream
 
 BATCH = 8
 
@@ -34,7 +39,7 @@ def bare(model: Classifier, pixels: torch.Tensor, lanes: int) -> None:
         with torch.inference_mode():
             model(part)
 
-    with shared_cores(lanes), ThreadPoolExecutor(lanes) as pool:
+    with split_threads(lanes), ThreadPoolExecutor(lanes) as pool:
         list(pool.map(one, pixels.split(BATCH)))
 
 
@@ -57,7 +62,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
     model = vitrail.load(arguments.model)
-    every = find(arguments.folder).names
+    every = find_images(arguments.folder).names
     step = max(1, len(every) // arguments.pictures) if arguments.pictures else 1
     files = Files(every[::step][: arguments.pictures or None])
     assert model.preprocess is not None
@@ -68,9 +73,9 @@ def main() -> None:
         "bare, a batch per core": lambda: bare(model, pixels, cores()),
     }
     for workers in arguments.workers:
-        asked = Options(workers=workers, batch=BATCH)
-        works[f"predict --workers {workers}"] = lambda asked=asked: list(
-            stream(model, files, asked)
+        options = PredictOptions(workers=workers, batch=BATCH)
+        works[f"predict --workers {workers}"] = lambda options=options: list(
+            predict_files(model, files, options)
         )
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(arguments.rounds + 1):

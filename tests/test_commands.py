@@ -21,7 +21,7 @@ from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.store import pack_data
 from vitrail.errors import FailureError, VitrailError
-from vitrail.evaluation.parts import part_of
+from vitrail.evaluation.held_out import select_images
 from vitrail.model.vit import ViT
 from vitrail.reporting.page import report
 from vitrail.runs import Run
@@ -173,7 +173,7 @@ def test_a_model_of_an_earlier_version_is_tested_on_what_its_training_held_out(t
     tested = []
     for told in (learned, {**learned, "every_class": True}, {}):
         model.training_data = told
-        tested.append(sorted(part_of(model, tmp_path / "photos", "test").source.names))
+        tested.append(sorted(select_images(model, tmp_path / "photos", "test").source.names))
     assert len(tested[0]) + 1 == len(tested[1])
     assert tested[1] == tested[2] == sorted([*tested[0], "small/0.png"])
 

@@ -18,7 +18,7 @@ PUBLIC = {
     "fewshot": "vitrail.evaluation.fewshot",
     "inspect": "vitrail.inspection.inspecting",
     "load": "vitrail.weights.load",
-    "predict": "vitrail.prediction.predicting",
+    "predict": "vitrail.evaluation.predict",
     "report": "vitrail.reporting.page",
     "save": "vitrail.weights.load",
     "serve": "vitrail.serving.server",

@@ -271,7 +271,7 @@ def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options
     """Top-1, top-5, per-class precision, recall and F1, confusion, calibration."""
     from vitrail.console import is_main
     from vitrail.evaluation.evaluate import evaluate
-    from vitrail.evaluation.presentation import show
+    from vitrail.evaluation.show import show
 
     result = evaluate(model, data, labels=labels or "", **options)
     if not is_main():
@@ -304,7 +304,7 @@ def fewshot(
     """
     from vitrail.console import is_main
     from vitrail.evaluation.fewshot import fewshot
-    from vitrail.evaluation.presentation import show_fewshot
+    from vitrail.evaluation.show import show_fewshot
 
     whole, numbers = parse_numbers("--shots", shots), parse_numbers("--ridge", ridge, float)
     result = fewshot(model, data, shots=whole, seeds=seeds, ridges=numbers, **options)
@@ -332,9 +332,9 @@ def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
     Folders are searched however deep; - is a picture on standard input. A file that cannot be read
     is one line, and the rest goes on.
     """
-    from vitrail.prediction.writing import write
+    from vitrail.evaluation.writers import write_predictions
 
-    write(model, images, **options)
+    write_predictions(model, images, **options)
 
 
 @main.command()

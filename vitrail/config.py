@@ -160,6 +160,10 @@ class Train:
     """BiT's HyperRule: steps, warm-up, size and mixup, where they are not set, follow from the
     number and size of the images."""
 
+    @property
+    def uses_labels(self) -> bool:
+        return self.objective != "masked"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:

@@ -9,13 +9,12 @@ from vitrail.console import count_progress
 from vitrail.data import check as checking
 from vitrail.data.check import sheet as contact_sheet
 from vitrail.data.dataset import Data
-from vitrail.data.opening import as_brought
+from vitrail.data.opening import as_brought, open_parts
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.files import replace_with, write_text
 from vitrail.settings import build, changed, parse, put, with_settings
 from vitrail.training.resolve import Settings
-from vitrail.training.train import open_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ def inspect_dataset(
             "--report, --filtered and --mirrored need --duplicates or --against DATA"
         )
     config = build(values)
-    brought = as_brought(what, unlabeled=config.train.objective == "masked")
+    brought = as_brought(what, unlabeled=not config.train.uses_labels)
     data = whole = open_parts(config, changed(config), brought)
     if options.pack:
         # A store is split when it is opened, as the data itself would be.

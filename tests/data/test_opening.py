@@ -8,11 +8,10 @@ import pytest
 
 from tests.data.pictures import contents, encoded, labeled, write, write_classes, write_tar
 from vitrail.data.dataset import Data
-from vitrail.data.opening import open_data
+from vitrail.data.opening import open_data, open_parts
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.settings import load
-from vitrail.training.train import open_parts
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,9 @@ from torchvision.transforms.v2 import functional as F
 
 from vitrail.data.dataset import ArraySource
 from vitrail.errors import VitrailError
+from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.metrics import Predictions
+from vitrail.evaluation.predictor import Predictor, predict_dataset
 
 LABELS = ("ant", "bee", "cat", "dog", "elk", "fox")
 
@@ -58,6 +60,16 @@ def probabilities(model: nn.Sequential, source: ArraySource) -> torch.Tensor:
     weight, bias = model[2].weight.detach(), model[2].bias.detach()
     pixels = [tensor(Image.fromarray(p)).double().flatten() for p in source.pixels]
     return torch.stack([weight @ p + bias for p in pixels]).softmax(-1)
+
+
+def predict(model: nn.Module, source: Any, *, precision=None, transform=None, **options: Any):
+    predictor = Predictor(model, source.labels, precision=precision, transform=transform)
+    return predict_dataset(predictor, source, **options)
+
+
+def evaluate(model: nn.Module, source: Any, *, data: str, transform=None, **options: Any) -> Any:
+    predictor = Predictor(model, source.labels, transform=transform, data=data)
+    return evaluate_dataset(predictor, source, data=data, **options)
 
 
 def predictions(scores: np.ndarray, targets: np.ndarray) -> Predictions:

@@ -9,7 +9,7 @@ from vitrail import VitrailError
 from vitrail.data.dataset import ArraySource, Subset
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import features
-from vitrail.evaluation.features import extract, identity, kept_features
+from vitrail.evaluation.features import extract, identity, open_cache
 
 
 @pytest.fixture
@@ -48,23 +48,23 @@ def test_they_are_what_the_model_says_in_the_sources_order(source, model):
 
 def test_a_picture_is_computed_once_whatever_it_is_called(source, model, tmp_path):
     seen = Counting(model)
-    first = extract(model, source, kept=kept_features(model, None, tmp_path))
+    first = extract(model, source, cache=open_cache(model, None, tmp_path))
     assert seen.pictures == 7
     renamed = ArraySource(source.labels, source.targets, list("abcdefg"), source.pixels)
-    again = extract(model, renamed, kept=kept_features(model, None, tmp_path))
+    again = extract(model, renamed, cache=open_cache(model, None, tmp_path))
     assert seen.pictures == 7
     assert torch.equal(first.vectors, again.vectors)
     part = Subset(source, np.array([5, 2]))
-    few = extract(model, part, kept=kept_features(model, None, tmp_path))
+    few = extract(model, part, cache=open_cache(model, None, tmp_path))
     assert seen.pictures == 7
     assert torch.equal(few.vectors, first.vectors[[5, 2]])
 
 
 def test_only_a_changed_picture_is_computed_again(source, model, tmp_path):
-    before = extract(model, source, kept=kept_features(model, None, tmp_path))
+    before = extract(model, source, cache=open_cache(model, None, tmp_path))
     seen = Counting(model)
     source.pixels[3] = 255 - source.pixels[3]
-    after = extract(model, source, kept=kept_features(model, None, tmp_path))
+    after = extract(model, source, cache=open_cache(model, None, tmp_path))
     assert seen.pictures == 1
     same = [i for i in range(7) if i != 3]
     assert torch.equal(before.vectors[same], after.vectors[same])
@@ -87,35 +87,35 @@ def test_models_that_see_otherwise_share_nothing(model):
 
 @pytest.mark.parametrize("part", ["keys", "vectors"])
 def test_a_damaged_file_is_computed_again(source, model, tmp_path, part):
-    extract(model, source, kept=kept_features(model, None, tmp_path))
+    extract(model, source, cache=open_cache(model, None, tmp_path))
     (path,) = tmp_path.rglob(f"*.{part}.npy")
     path.write_bytes(path.read_bytes()[:100])
     seen = Counting(model)
-    extract(model, source, kept=kept_features(model, None, tmp_path))
+    extract(model, source, cache=open_cache(model, None, tmp_path))
     assert seen.pictures == 7
 
 
 def test_a_place_that_cannot_be_written_costs_time_and_is_told(source, model, tmp_path, capsys):
     (tmp_path / "features").write_text("a file where a folder should be")
-    found = extract(model, source, kept=kept_features(model, None, tmp_path))
+    found = extract(model, source, cache=open_cache(model, None, tmp_path))
     assert len(found.vectors) == 7
-    assert "features are not kept: cannot write" in capsys.readouterr().err
+    assert "features are not cached: cannot write" in capsys.readouterr().err
 
 
 def test_what_a_head_or_dropout_is_like_changes_nothing(model, source, tmp_path):
-    extract(model, source, kept=kept_features(model, None, tmp_path))
+    extract(model, source, cache=open_cache(model, None, tmp_path))
     model.replace_head(3)
     seen = Counting(model)
-    extract(model, source, kept=kept_features(model, None, tmp_path))
+    extract(model, source, cache=open_cache(model, None, tmp_path))
     assert seen.pictures == 0
 
 
 def test_a_long_extraction_is_written_on_the_way(source, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(features, "ENOUGH", 3)
-    kept = kept_features(model, None, tmp_path)
-    found = extract(model, source, batch=2, kept=kept)
+    monkeypatch.setattr(features, "_FLUSH", 3)
+    cache = open_cache(model, None, tmp_path)
+    found = extract(model, source, batch=2, cache=cache)
     assert len(list(tmp_path.rglob("*.keys.npy"))) == 2  # after four pictures, and at the end
-    again = extract(model, source, kept=kept_features(model, None, tmp_path))
+    again = extract(model, source, cache=open_cache(model, None, tmp_path))
     assert torch.equal(found.vectors, again.vectors)
 
 

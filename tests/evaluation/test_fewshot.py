@@ -12,7 +12,7 @@ from vitrail.evaluation.features import Features
 from vitrail.evaluation.fewshot import (
     few_per_class,
     fit_and_score,
-    neighbours,
+    nearest_neighbors,
     regress,
     with_bias,
 )
@@ -113,10 +113,10 @@ def test_on_train_itself_what_was_shown_is_not_asked():
         fit_and_score(train, None, classes=3, shots=[10], seeds=1)
 
 
-def test_neighbours_vote_by_cosine_and_the_nearer_the_louder():
+def test_nearest_neighbors_vote_by_cosine_and_the_nearer_the_louder():
     shown = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
     targets = torch.tensor([0, 1, 1])
-    votes = neighbours(shown, targets, torch.tensor([[5.0, 0.1], [0.1, 9.0]]), 2)
+    votes = nearest_neighbors(shown, targets, torch.tensor([[5.0, 0.1], [0.1, 9.0]]), 2)
     assert votes.argmax(1).tolist() == [0, 1]
     cosine = torch.nn.functional.cosine_similarity(torch.tensor([[5.0, 0.1]]), shown)
     expected = (cosine / 0.07).exp()

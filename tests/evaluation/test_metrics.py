@@ -211,5 +211,5 @@ def test_ten_thousand_pictures_are_measured_in_a_moment():
 
 
 def test_no_picture_is_one_line():
-    with pytest.raises(VitrailError, match="no picture to measure"):
+    with pytest.raises(VitrailError, match="no images to evaluate"):
         measure(predictions(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)))

@@ -6,9 +6,9 @@ import torch
 from sklearn.datasets import load_sample_image
 
 import vitrail
+from tests.evaluation.examples import predict
 from tests.weights.test_round_trip import SUFFIX
 from vitrail.data.dataset import ArraySource
-from vitrail.evaluation.classify import predict
 from vitrail.weights.load import read_checkpoint
 
 

@@ -11,8 +11,8 @@ import torch
 from vitrail import create, save
 from vitrail.devices import Devices, counted, energy, largest_size, peak_memory, reset_peak
 from vitrail.training import train as training
-from vitrail.training.cost import DAY, Meter, earlier, exaflops
-from vitrail.training.inputs import features_for
+from vitrail.training.cost import DAY, Meter, earlier_cost, exaflops
+from vitrail.training.objectives import build_objective
 from vitrail.training.train import train
 from vitrail.weights.published import COSTS
 
@@ -55,7 +55,7 @@ def test_the_rule_gives_the_papers_table_6(name, epochs, published, within):
 
 
 def meter(before, joules, **changes) -> Meter:
-    plain = {"gmacs": 2.0, "trained_gmacs": 2.0, "features": 0, "batch": 10}
+    plain = {"gmacs": 2.0, "trained_gmacs": 2.0, "batch": 10}
     counted = iter(joules)
     return Meter(
         where=Devices(CPU.device, CPU.precision),
@@ -67,13 +67,13 @@ def meter(before, joules, **changes) -> Meter:
 
 
 def test_a_second_session_adds_to_the_first():
-    first = meter(earlier({}), [1000.0, 1250.0]).read(step=3)
+    first = meter(earlier_cost({}), [1000.0, 1250.0]).read(step=3)
     assert first["energy_joules"] == 250.0
     assert first["images_seen"] == 30
     assert first["exaflops"] == pytest.approx(6 * 2e9 * 30 / 1e18)
     assert first["sessions"] == 1
     first |= {"device_days": 0.5, "peak_memory_bytes": 1 << 60}
-    second = meter(earlier({"cost": first}), [5.0, 10.0, 15.0])
+    second = meter(earlier_cost({"cost": first}), [5.0, 10.0, 15.0])
     assert second.read(step=4)["energy_joules"] == 255.0
     told = second.read(step=5)
     assert told["energy_joules"] == 260.0
@@ -93,16 +93,16 @@ def test_energy_that_is_not_all_known_is_not_guessed(before, counted):
 
 
 def test_a_run_from_before_costs_were_kept_keeps_its_time():
-    told = earlier({"seconds": DAY / 2, "processes": 4})
+    told = earlier_cost({"seconds": DAY / 2, "processes": 4})
     assert told == {"device_days": 2.0, "energy_joules": None}
 
 
 def test_a_frozen_backbone_costs_the_features_it_computes_and_its_head():
-    first = meter(earlier({}), [None, None], trained_gmacs=0.001, features=100).read(step=5)
+    first = meter(earlier_cost({}), [None, None], trained_gmacs=0.001).read(5, 100)
     head, forward = 6 * 0.001e9 * 50, 2 * 2e9 * 100
     assert first["exaflops"] == pytest.approx((head + forward) / 1e18)
-    again = meter(earlier({"cost": first}), [None, None], trained_gmacs=0.001, features=50)
-    assert again.read(step=5)["exaflops"] == pytest.approx((head + 1.5 * forward) / 1e18)
+    again = meter(earlier_cost({"cost": first}), [None, None], trained_gmacs=0.001)
+    assert again.read(5, 50)["exaflops"] == pytest.approx((head + 1.5 * forward) / 1e18)
 
 
 def test_every_run_says_what_it_cost_and_a_resumed_one_all_of_it(tmp_path):
@@ -145,9 +145,9 @@ def test_a_frozen_run_counts_its_features(tmp_path):
 def test_the_time_of_a_frozen_run_has_that_of_its_features(tmp_path, monkeypatch):
     def slowly(*arguments):
         time.sleep(1.0)
-        return features_for(*arguments)
+        return build_objective(*arguments)
 
-    monkeypatch.setattr(training, "features_for", slowly)
+    monkeypatch.setattr(training, "build_objective", slowly)
     save(create("Ti/4", classes=10, size=8, depth=1), tmp_path / "begun.safetensors")
     settings = [f"model.init={tmp_path / 'begun.safetensors'}", "train.freeze=true", "data.size=8"]
     settings += ["data.source=digits", "data.crop=0", "train.steps=2", *SHORT[4:]]

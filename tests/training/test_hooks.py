@@ -3,8 +3,9 @@ from types import SimpleNamespace
 import pytest
 
 import vitrail
-from vitrail.training import hooks, inputs
+from vitrail.training import hooks
 from vitrail.training.hooks import Hooks
+from vitrail.training.objectives import classification
 
 
 def test_every_evaluation_that_was_asked_for_takes_place(tmp_path):
@@ -20,11 +21,11 @@ def test_the_speed_is_that_of_learning_wherever_val_is_looked_at(tmp_path, monke
         nonlocal now
         now += seconds
 
-    noted, looked = Hooks.note_broken, Hooks.evaluate
+    noted, looked = Hooks.note_skipped, Hooks.validate
     monkeypatch.setattr(hooks, "time", SimpleNamespace(perf_counter=lambda: now))
     # Each update takes a second, each look at val a hundred.
-    monkeypatch.setattr(Hooks, "note_broken", lambda *a: (advance(1), noted(*a))[1])
-    monkeypatch.setattr(Hooks, "evaluate", lambda *a: (advance(100), looked(*a))[1])
+    monkeypatch.setattr(Hooks, "note_skipped", lambda *a: (advance(1), noted(*a))[1])
+    monkeypatch.setattr(Hooks, "validate", lambda *a: (advance(100), looked(*a))[1])
     settings = {"train.steps": 20, "train.evaluations": 3, "train.batch": 32, "system.log_steps": 4}
     run = vitrail.train("digits/vit", settings, out=tmp_path / "run")
     speeds = [one["images_per_second"] for one in run.events() if one["event"] == "train"]
@@ -45,7 +46,7 @@ def test_the_speed_is_that_of_learning_wherever_val_is_looked_at(tmp_path, monke
 def test_the_best_evaluation(tmp_path, monkeypatch, weights, looks, best):
     names = ("top1", "balanced_accuracy", "loss")
     scripted = (dict(zip(names, look, strict=True), top5=1.0, n=9) for look in looks)
-    monkeypatch.setattr(inputs, "summary", lambda *found: next(scripted))
+    monkeypatch.setattr(classification, "summary", lambda *found: next(scripted))
     settings = {"train.steps": 3, "train.evaluations": 3, "train.batch": 8, "data.test": 0.0}
     settings |= {"train.class_weights": weights, "system.checkpoint_steps": 1}
     run = vitrail.train("digits/vit", settings, out=tmp_path / "run", device="cpu")

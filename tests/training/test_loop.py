@@ -8,8 +8,10 @@ from torch import Tensor, nn
 from vitrail.data.loader import Batch
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, out_of_memory
-from vitrail.training.checkpoint import Counters, Learner
-from vitrail.training.loop import DivergedError, Length, Loop
+from vitrail.settings import load
+from vitrail.training.build import build_schedule
+from vitrail.training.checkpoint import TrainState
+from vitrail.training.loop import DivergedError, Loop
 from vitrail.training.optim import Schedule
 
 CPU = Devices(torch.device("cpu"), torch.float32)
@@ -30,6 +32,9 @@ class Squares(nn.Module):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return self.model(inputs)[:, 0].square() + 0 * targets
 
+    def prepare(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+        return batch.images[rows], batch.targets[rows]
+
 
 def batches(n: int = 16) -> Iterator[Batch]:
     chance = torch.Generator().manual_seed(0)
@@ -38,22 +43,16 @@ def batches(n: int = 16) -> Iterator[Batch]:
         yield Batch(images=images, targets=torch.zeros(n, dtype=torch.int64))
 
 
-def rows_of(batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-    return batch.images[rows], batch.targets[rows]
-
-
 def loop(task: Squares, *, lr: float = 0.05, steps: int = 8, **options) -> Loop:
     optimizer = torch.optim.SGD(task.parameters(), lr=lr, momentum=0.9)
     return Loop(
-        learner=Learner(task, optimizer, None, torch.amp.GradScaler("cpu", enabled=False)),
+        state=TrainState(task, optimizer, None, torch.amp.GradScaler("cpu", enabled=False)),
         devices=CPU,
-        schedule=Schedule(peak=lr, warmup=2),
-        length=Length(steps=steps),
+        schedule=Schedule(steps=steps, peak=lr, warmup=2),
         batch=16,
         clip=1.0,
         seed=0,
         microbatch=options.get("microbatch", 0),
-        prepare=options.get("prepare", rows_of),
     )
 
 
@@ -74,14 +73,14 @@ def trained(task: Squares, **options) -> tuple[Loop, list[float]]:
 
 def test_the_loss_falls():
     run, losses = trained(Squares(), steps=40)
-    assert run.counters.step == len(losses) == 40
+    assert run.state.counters.step == len(losses) == 40
     assert losses[-1] < losses[0] / 4
 
 
 def test_parts_of_a_batch_add_up_to_the_whole():
     whole, _ = trained(Squares())
     parts, _ = trained(Squares(), microbatch=5)
-    torch.testing.assert_close(whole.learner.task.model.weight, parts.learner.task.model.weight)
+    torch.testing.assert_close(whole.state.task.model.weight, parts.state.task.model.weight)
 
 
 def test_out_of_memory_halves_what_is_done_at_once_and_repeats_the_update():
@@ -91,19 +90,20 @@ def test_out_of_memory_halves_what_is_done_at_once_and_repeats_the_update():
     assert task.seen[:6] == [16, 8, 4, 4, 4, 4]
     plain, expected = trained(Squares())
     assert losses == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(run.learner.task.model.weight, plain.learner.task.model.weight)
+    torch.testing.assert_close(run.state.task.model.weight, plain.state.task.model.weight)
 
 
 def test_out_of_memory_while_a_batch_is_prepared_halves_what_is_prepared():
     prepared: list[int] = []
 
-    def prepare(batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
-        prepared.append(rows.stop - rows.start)
-        if prepared[-1] > 5:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return rows_of(batch, rows)
+    class Greedy(Squares):
+        def prepare(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+            prepared.append(rows.stop - rows.start)
+            if prepared[-1] > 5:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().prepare(batch, rows)
 
-    run, _ = trained(Squares(), steps=1, prepare=prepare)
+    run, _ = trained(Greedy(), steps=1)
     assert prepared == [16, 8, 4, 4, 4, 4]
     assert run.microbatch == 4
 
@@ -130,18 +130,17 @@ def test_another_error_is_not_mistaken_for_a_full_memory():
 
 def test_after_step_ends_a_run():
     run = loop(Squares(), steps=100)
-    run.run(batches(), lambda loop, batch: loop.counters.step == 3)
-    assert run.counters.step == 3
+    run.run(batches(), lambda loop, batch: loop.state.counters.step == 3)
+    assert run.state.counters.step == 3
 
 
 def test_gradients_are_clipped_to_the_norm():
     task = Squares()
     with torch.no_grad():
         task.model.weight.fill_(100.0)
-    run = loop(task, lr=1.0)
+    run = loop(task, lr=1.0, steps=1000)
     before = task.model.weight.detach().clone()
-    run.counters.step = 10  # past the warm-up
-    run.length = Length(steps=1000)
+    run.state.counters.step = 10  # past the warm-up
     run.step(next(batches()))
     assert run.norm > 1
     moved = (task.model.weight - before).norm().item()
@@ -151,19 +150,20 @@ def test_gradients_are_clipped_to_the_norm():
 def test_a_loss_that_is_no_number_is_told_with_the_step():
     run = loop(Squares())
     run.loss = torch.tensor(math.nan)
-    run.counters.step = 812
+    run.state.counters.step = 812
     with pytest.raises(DivergedError, match=r"loss is nan at step 812; try a lower optim.lr"):
-        run.check()
+        run.check_finite()
 
 
 def test_a_time_budget_ends_at_its_last_step():
-    length = Length(seconds=10.0)
-    assert length.total(Counters(step=2, seconds=5.0)) == 4
-    assert length.total(Counters(step=3, seconds=16.0)) == 3  # and not 3/2
+    schedule = Schedule(seconds=10.0, peak=0.1)
+    assert schedule.total_steps(2, 5.0) == 4
+    assert schedule.total_steps(3, 16.0) == 3  # and not 3/2
 
 
 def test_a_time_budget_counts_what_came_before_the_first_update():
-    length = Length(seconds=10.0)
-    assert length.less(4.0).done(Counters(step=1, seconds=3.0)) == 0.5
-    assert length.less(60.0).seconds == 1.0
-    assert Length(steps=5).less(60.0) == Length(steps=5)
+    config = load(None, ["train.minutes=0.5"])
+    assert build_schedule(config, images=100, prepared=12.0).done(1, 9.0) == 0.5
+    assert build_schedule(config, images=100, prepared=60.0).seconds == 3.0
+    in_steps = load(None, ["train.steps=5"])
+    assert build_schedule(in_steps, 100, prepared=60.0) == build_schedule(in_steps, 100)

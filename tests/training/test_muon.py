@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vitrail.config import Config, Optim, System
 from vitrail.errors import VitrailError
 from vitrail.model import create
-from vitrail.training.optim import build
+from vitrail.training.optim import build_optimizer
 from vitrail.training.optimizers import Muon, orthogonal
 
 
@@ -125,7 +125,7 @@ def test_it_goes_on_from_its_state_to_the_bit():
 
 def test_the_matrices_of_the_blocks_are_its_own_and_nothing_else():
     model = create("Ti/16", 5, size=32, width=16, depth=2, heads=2, mlp=32, hidden=True)
-    optimizer = build(model, Optim(name="muon", momentum=0.95), torch.device("cpu"))
+    optimizer = build_optimizer(model, Optim(name="muon", momentum=0.95), torch.device("cpu"))
     chosen = {id(p) for g in optimizer.param_groups if g["matrices"] for p in g["params"]}
     parts = ("attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2")
     wanted = {f"blocks.{i}.{part}.weight" for i in range(2) for part in parts}

@@ -5,8 +5,8 @@ from torch import nn
 from tests.models import SMALL, small
 from vitrail.config import Optim
 from vitrail.model import create
-from vitrail.objectives.classify import Classify
-from vitrail.training.optim import build, is_kernel, parameter_groups
+from vitrail.training.objectives.classification import Classification
+from vitrail.training.optim import build_optimizer, is_kernel, parameter_groups
 
 TINY = {"width": 16, "depth": 4, "heads": 2, "mlp": 32}
 
@@ -33,7 +33,7 @@ def test_every_parameter_is_in_exactly_one_group(kind):
 
 def test_layers_learn_the_slower_the_deeper_they_lie():
     model = create("Ti/16", 5, size=32, **TINY)
-    task = Classify(model, 5)
+    task = Classification(model, 5)
     groups = parameter_groups(task, weight_decay=0.0, layer_decay=0.5)
     scale = {id(p): group["scale"] for group in groups for p in group["params"]}
     names = dict(model.named_parameters())
@@ -58,7 +58,7 @@ def test_all_layers_learn_alike_by_default():
 def test_optimizers_take_their_settings(name):
     model = create("Ti/16", 5, size=32, **TINY)
     settings = Optim(name=name, lr=0.2, weight_decay=0.3, momentum=0.8, beta1=0.7, beta2=0.9)
-    optimizer = build(model, settings, torch.device("cpu"))
+    optimizer = build_optimizer(model, settings, torch.device("cpu"))
     group = optimizer.param_groups[0]
     assert group["lr"] == 0.2
     if name == "sgd":

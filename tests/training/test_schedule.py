@@ -9,7 +9,7 @@ from vitrail.training.optim import Schedule
 
 
 def at(schedule: Schedule, step: int, steps: int) -> float:
-    return schedule(step, step / steps)
+    return schedule.lr(step, step / steps)
 
 
 def test_cosine_is_the_references_formula():

@@ -20,7 +20,7 @@ from vitrail.devices import devices
 from vitrail.model import create
 from vitrail.runs import Run
 from vitrail.settings import load
-from vitrail.training.cost import DAY, Meter, earlier
+from vitrail.training.cost import DAY, Meter, earlier_cost
 from vitrail.training.hooks import Hooks
 from vitrail.training.loop import Loop
 from vitrail.training.sweep import present, sweep
@@ -193,7 +193,7 @@ def spent(out: Path, known: tuple[bool, bool]) -> None:
             gmacs=1.0,
             trained_gmacs=1.0,
             batch=1,
-            before=earlier({}),
+            before=earlier_cost({}),
             joules_at_first=next(joules),
             joules=lambda: next(joules),
             began=time.perf_counter() - DAY,

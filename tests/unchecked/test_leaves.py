@@ -13,6 +13,7 @@ from tests.processes import start
 
 LEAVES = (
     *("inspection", "reporting", "exporting", "serving", "benchmarking", "duplicates", "vtab"),
+    "imagenet",
 )
 SHORT = ("train.steps=1", "train.evaluations=1", "data.subset=32", "train.batch=8")
 

@@ -149,7 +149,7 @@ def test_a_run_begun_by_an_earlier_version_resumes_and_says_not_bit_exactly(
 ):
     out = tmp_path / "run"
     settings = ("train.steps=6", "train.evaluations=0")
-    stop = patch.object(training.Training, "conclude", side_effect=KeyboardInterrupt)
+    stop = patch.object(training, "_evaluate_on_test", side_effect=KeyboardInterrupt)
     with stop, suppress(KeyboardInterrupt):
         session(recipe, out, False, *settings)
     content = torch.load(out / "last.pt", weights_only=True)
@@ -275,7 +275,7 @@ def test_a_full_disk_leaves_both_checkpoints_as_they_were(tmp_path, monkeypatch)
     def full(file, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint.Hashed, "write", full)
+    monkeypatch.setattr(checkpoint.HashedFile, "write", full)
     with pytest.raises(FailureError, match=r"cannot write .*last\.pt \(No space left on device\)"):
         checkpoint.write(last, previous, {"x": torch.zeros(9)}, checkpoint.Counters(step=3))
     assert [checkpoint.read(path)[1].step for path in (last, previous)] == [2, 1]

@@ -7,10 +7,9 @@ from tests.data.lists import write_lists
 from tests.data.pictures import contents, write
 from vitrail.data.catalog import CATALOG, open_named
 from vitrail.data.dataset import ArraySource, Data
-from vitrail.data.opening import open_data
+from vitrail.data.opening import open_data, open_parts
 from vitrail.errors import FailureError, VitrailError
 from vitrail.settings import OWN, load
-from vitrail.training.train import open_parts
 from vitrail.vtab import tasks as vtab
 
 # Images of train, val and test that the public files of each data set have.

@@ -1,6 +1,6 @@
 """Opens data, wherever it is stored, as train, val and test."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from vitrail.config import Config
 from vitrail.console import say
 from vitrail.data import catalog
-from vitrail.data.dataset import Data, How, Source, Subset, hold_out, random_subset
+from vitrail.data.dataset import Data, How, Joined, Source, Subset, hold_out, random_subset
 from vitrail.data.folder import holds_lists, open_folder, open_lists
 from vitrail.data.shards import holds_shards, looks_like_shards, open_shards
 from vitrail.data.store import is_store, open_store
@@ -126,3 +127,41 @@ def _nothing_there(where: str) -> VitrailError:
         f"'{where}' is no folder, no tar file and no name of the catalog"
         f"{near or '; give a folder with one folder per class'}"
     )
+
+
+def open_parts(config: Config, changed: Sequence[str] = (), brought: Data | None = None) -> Data:
+    """The data set of a run, its parts as the settings want them.
+
+    `changed` are settings beyond the recipe's, `data.val=0.2`, which are refused where they have no
+    effect; `brought` is the data if it is open already.
+    """
+    settings = config.data
+    if not settings.source:
+        raise VitrailError("no data: name a folder, shards or a catalog name in data.source")
+    try:
+        settings.source.encode()
+    except UnicodeEncodeError:
+        raise VitrailError(
+            f"data.source = {settings.source!a} is not UTF-8; give it another name"
+        ) from None
+    everything = settings.train_on == "train+val"
+    if brought is None:
+        brought = as_brought(settings.source, unlabeled=not config.train.uses_labels)
+    names = {setting.partition("=")[0].removeprefix("sweep.") for setting in changed}
+    keys = [key for key in ("val", "test", "split") if f"data.{key}" in names]
+    refuse_brought(brought, {key: getattr(settings, key) for key in keys})
+    data = open_data(
+        brought,
+        # What is not held out at first is part of train, and of its subset.
+        val=0.0 if everything else settings.val,
+        test=settings.test,
+        split=settings.split,
+        subset=settings.subset,
+        only=settings.only,
+        seed=config.seed,
+    )
+    if config.train.patience and data.val is None and not everything:
+        raise VitrailError("train.patience needs a val part to evaluate on; set data.val")
+    if everything and data.val is not None:  # the data brings a val part of its own
+        data = replace(data, train=Joined(data.part("train"), data.val), val=None)
+    return data

@@ -1,19 +1,22 @@
-"""`vitrail evaluate`: how good a model is on images that it did not learn from."""
+"""`vitrail evaluate`: the accuracy of a model on images that it was not trained on."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vitrail import runs
-from vitrail.console import count_progress, say
-from vitrail.data.dataset import listed
+from vitrail.console import count_progress, optional, say
+from vitrail.data.dataset import Source, listed
 from vitrail.data.opening import same_data
-from vitrail.devices import devices
-from vitrail.errors import FailureError
-from vitrail.evaluation import classify, variants
-from vitrail.evaluation.features import cached
-from vitrail.evaluation.matching import among_classes
-from vitrail.evaluation.parts import part_of
+from vitrail.devices import Devices, devices
+from vitrail.errors import FailureError, VitrailError
+from vitrail.evaluation.features import existing_cache
+from vitrail.evaluation.held_out import select_images
+from vitrail.evaluation.labels import with_all_classes
+from vitrail.evaluation.metrics import Predictions, measure
+from vitrail.evaluation.mistakes import mistakes, with_examples
+from vitrail.evaluation.predictor import Predictor, predict_dataset
 from vitrail.files import cache
 from vitrail.model import Classifier
 from vitrail.settings import load as load_config
@@ -32,59 +35,100 @@ def evaluate(
     device: str = "auto",
 ) -> dict[str, Any]:
     """Top-1, top-5, per-class figures, confusion and calibration on every image of a split that the
-    model did not learn from.
+    model was not trained on.
 
     `split` is train, val, test or all; by default test of the data that the model was trained on,
-    all of a folder that it never saw. `labels` (imagenet, real, objectnet, objectnet-unmasked) asks
-    a model of ImageNet's classes about other labels or pictures. The result of a run is also kept
-    in its folder.
+    all of a folder that it never saw. `labels` (imagenet, real, objectnet, objectnet-unmasked)
+    scores an ImageNet-1k model with other labels. The result of a run is also written to its
+    folder.
     """
     with devices(device, "auto") as where:
         loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
         options: dict[str, Any] = {
             "model_name": str(model) if isinstance(model, (str, Path)) else type(model).__name__,
             "batch": batch,
-            "precision": where.precision,
             "workers": workers,
         }
         if labels:
-            options["split"] = split or "test"
+            imagenet = optional("imagenet.evaluate", f"--labels {labels} is")
+            if imagenet is None:
+                raise VitrailError(f"--labels {labels} needs the package vitrail.imagenet")
             with count_progress("evaluating", where.main) as advance:
-                result = variants.evaluate(loaded, data, labels, progress=advance, **options)
+                options |= {"split": split or "test", "progress": advance}
+                result = imagenet.evaluate(loaded, data, labels, where.precision, **options)
         else:
-            result = evaluate_part(loaded, data, split, where.main, options)
-        split = result["split"]
-        # What came with the package says how good it is, and is not written to.
+            result = _evaluate_split(loaded, data, split, where, options)
+        # The built-in model comes with its results and is not written to.
         apart = isinstance(model, Classifier) or model == BUILTIN.name
         run = None if apart else runs.run_of(Path(model))
         if run is not None and where.main:
-            # Another data set's figures stand beside the run's own, not in their place.
-            learned = load_config(run.folder / "config.toml").data.source
-            own = same_data(learned, data) and not labels
-            other = f"{Path(str(data)).name}-{labels or split}"
-            try:
-                run.write_evaluation(split if own else runs.name_of(other, ()), result)
-            except FailureError as error:
-                say(f"the result is not kept: {error}")
+            _write_result(run, data, labels, result)
     return result
 
 
-def evaluate_part(
-    model: Classifier, data: str | Path, split: str, main: bool, options: Mapping[str, Any]
+def _evaluate_split(
+    model: Classifier, data: str | Path, split: str, where: Devices, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A model on its own classes; the first lines say which images are measured."""
-    part = part_of(model, data, split)
-    source, absent = among_classes(part.source, model.labels)
-    if main:
-        say(f"images   {part.note}")
-    if absent and main:
+    selected = select_images(model, data, split)
+    source, absent = with_all_classes(selected.source, model.labels)
+    if where.main:
+        say(f"images   {selected.note}")
+    if absent and where.main:
         classes = len(source.labels)
         say(f"classes  {classes - len(absent)} of {classes}: {data} has no {listed(absent)}")
-    with (
-        count_progress(f"evaluating {part.split}", main) as advance,
-        cached(model, options["precision"], cache()) as asked,
-    ):
-        result = classify.evaluate(
-            asked, source, data=str(data), split=part.split, progress=advance, **options
+    predictor = Predictor(
+        model,
+        source.labels,
+        precision=where.precision,
+        cache=existing_cache(model, where.precision, cache()),
+        data=str(data),
+    )
+    with count_progress(f"evaluating {selected.split}", where.main) as advance:
+        result = evaluate_dataset(
+            predictor, source, data=str(data), split=selected.split, progress=advance, **options
         )
-    return result | {"left_out": part.left_out, "absent": list(absent)}
+    return result | {"left_out": selected.left_out, "absent": list(absent)}
+
+
+def _write_result(run: runs.Run, data: str | Path, labels: str, result: dict[str, Any]) -> None:
+    """Results on other data are written beside the run's own, not in their place."""
+    trained_on = load_config(run.folder / "config.toml").data.source
+    own = same_data(trained_on, data) and not labels
+    other = f"{Path(str(data)).name}-{labels or result['split']}"
+    try:
+        run.write_evaluation(result["split"] if own else runs.name_of(other, ()), result)
+    except FailureError as error:
+        say(f"the result is not saved: {error}")
+
+
+def evaluate_dataset(
+    predictor: Predictor,
+    source: Source,
+    *,
+    data: str,
+    split: str,
+    model_name: str,
+    relabel: Callable[[Predictions], Predictions] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Everything that `vitrail evaluate` reports, as plain values; options are `predict_dataset`'s.
+
+    `relabel` may change what counts as correct once the predictions are known.
+    """
+    start = time.perf_counter()
+    predictions, skipped = predict_dataset(predictor, source, **options)
+    if skipped and not len(predictions):
+        name, reason = skipped[0]
+        raise VitrailError(f"no image of {data} ({split}) can be read; {name}: {reason}")
+    if relabel is not None:
+        predictions = relabel(predictions)
+    measured = measure(predictions)
+    return measured | {
+        "confused": with_examples(measured["confused"], predictions, source),
+        "broken": [list(pair) for pair in skipped],
+        "split": split,
+        "data": data,
+        "model": model_name,
+        "mistakes": mistakes(predictions, source),
+        "seconds": time.perf_counter() - start,
+    }

@@ -23,12 +23,12 @@ CHUNK = 1_000_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Predictions:
-    """What a model said about n pictures, without the classes that it found unlikely: the logits
-    of 50,000 pictures and 21,843 classes would not fit into memory."""
+    """Predictions for n images, with only the most likely classes of each: the logits of 50,000
+    images and 21,843 classes would not fit into memory."""
 
     names: Sequence[str]
     targets: Int[np.ndarray, " n"]
-    """The true class of each picture."""
+    """The true class of each image."""
     guesses: Int[np.ndarray, "n best"]
     """The five most likely classes, best first; all of them where there are fewer."""
     probabilities: Float[np.ndarray, "n best"]
@@ -51,13 +51,13 @@ class Counts:
     guessed: Int[np.ndarray, "*resamples classes"]
 
     def precision(self) -> Float[np.ndarray, "*resamples classes"]:
-        return ratio(self.right, self.guessed)
+        return _ratio(self.right, self.guessed)
 
     def recall(self) -> Float[np.ndarray, "*resamples classes"]:
-        return ratio(self.right, self.true)
+        return _ratio(self.right, self.true)
 
     def f1(self) -> Float[np.ndarray, "*resamples classes"]:
-        return ratio(2 * self.right, self.true + self.guessed)
+        return _ratio(2 * self.right, self.true + self.guessed)
 
     def balanced_accuracy(self) -> Float[np.ndarray, "*resamples"] | float:
         """Mean recall of the classes that occur in the data."""
@@ -73,18 +73,18 @@ def measure(predictions: Predictions) -> dict[str, Any]:
     """Every metric as plain numbers, fractions of one, with 95 % intervals.
 
     Intervals of proportions are Wilson's; those of macro-F1 and balanced accuracy come from a
-    seeded bootstrap over pictures. What is undefined is 0, as in scikit-learn's
+    seeded bootstrap over images. What is undefined is 0, as in scikit-learn's
     `zero_division=0`: the precision of a class never guessed, the recall of a class without
-    pictures. Classes without pictures are left out of balanced accuracy.
+    images. Classes without images are left out of balanced accuracy.
     """
     n = len(predictions)
     if not n:
-        raise VitrailError("there is no picture to measure; the data are empty or all broken")
+        raise VitrailError("there are no images to evaluate; the data is empty or none can be read")
     truth, guess = predictions.targets, predictions.guesses[:, 0]
     counts = count(truth, guess, len(predictions.labels))
     hits = int(counts.right.sum())
     near = int((predictions.guesses == truth[:, None]).any(-1).sum())
-    bins = calibration(predictions.probabilities[:, 0], guess == truth)
+    bins = _calibration(predictions.probabilities[:, 0], guess == truth)
     return {
         "top1": hits / n,
         "top5": near / n,
@@ -95,9 +95,9 @@ def measure(predictions: Predictions) -> dict[str, Any]:
         "macro_f1": float(counts.macro_f1()),
         "intervals": {"top1": wilson(hits, n), "top5": wilson(near, n)}
         | bootstrap(truth, guess, len(predictions.labels)),
-        "per_class": per_class(counts, predictions.labels),
-        "confusion": confusion(truth, guess, len(predictions.labels)),
-        "confused": confused(truth, guess, predictions.labels),
+        "per_class": _per_class(counts, predictions.labels),
+        "confusion": _confusion(truth, guess, len(predictions.labels)),
+        "confused": _confused(truth, guess, predictions.labels),
         "calibration": bins,
     }
 
@@ -119,7 +119,7 @@ def summary(
     }
 
 
-def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """The quotient, and 0 where there is nothing to divide by."""
     return np.divide(part, whole, out=np.zeros(whole.shape), where=whole > 0)
 
@@ -130,8 +130,8 @@ def count(truth: Int[np.ndarray, " n"], guess: Int[np.ndarray, " n"], classes: i
     return Counts(*(np.bincount(part, minlength=classes) for part in parts))
 
 
-def per_class(counts: Counts, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Precision, recall with its interval, and F1 of each class; n counts its pictures."""
+def _per_class(counts: Counts, labels: Sequence[str]) -> list[dict[str, Any]]:
+    """Precision, recall with its interval, and F1 of each class; n counts its images."""
     columns = (counts.precision(), counts.recall(), counts.f1(), counts.true, counts.right)
     return [
         {
@@ -150,7 +150,7 @@ def per_class(counts: Counts, labels: Sequence[str]) -> list[dict[str, Any]]:
 
 def wilson(hits: int, n: int) -> Interval:
     """The 95 % score interval of a proportion (Wilson 1927): never outside 0 to 1, and of use for
-    a handful of pictures; everything from 0 to 1 where there are none."""
+    a handful of images; everything from 0 to 1 where there are none."""
     if not n:
         return [0.0, 1.0]
     z = NormalDist().inv_cdf(0.975)
@@ -163,21 +163,21 @@ def wilson(hits: int, n: int) -> Interval:
     return [low, high]
 
 
-def calibration(confidence: Float[np.ndarray, " n"], right: np.ndarray) -> list[dict[str, Any]]:
+def _calibration(confidence: Float[np.ndarray, " n"], right: np.ndarray) -> list[dict[str, Any]]:
     """How often the model is right beside how sure it is, in bins (low, high]; an empty bin is
     all zeros."""
     edges = np.arange(BINS + 1) / BINS
     where = (np.searchsorted(edges, confidence.astype(np.float64)) - 1).clip(0, BINS - 1)
     n = np.bincount(where, minlength=BINS)
-    sure = ratio(np.bincount(where, weights=confidence, minlength=BINS), n)
-    hits = ratio(np.bincount(where, weights=right, minlength=BINS), n)
+    sure = _ratio(np.bincount(where, weights=confidence, minlength=BINS), n)
+    hits = _ratio(np.bincount(where, weights=right, minlength=BINS), n)
     columns = (edges[:-1], edges[1:], n, sure, hits)
     keys = ("low", "high", "n", "confidence", "accuracy")
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(keys, row, strict=True)) for row in rows]
 
 
-def confusion(
+def _confusion(
     truth: Int[np.ndarray, " n"], guess: Int[np.ndarray, " n"], classes: int
 ) -> list[list[int]] | None:
     """How often each class (row) was taken for each class (column); None where the classes are
@@ -188,7 +188,7 @@ def confusion(
     return cells.reshape(classes, classes).tolist()
 
 
-def confused(
+def _confused(
     truth: Int[np.ndarray, " n"],
     guess: Int[np.ndarray, " n"],
     labels: Sequence[str],
@@ -210,26 +210,26 @@ def bootstrap(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """95 % intervals of the averages over classes, from pictures drawn with replacement; top-1's
-    where all pictures are right, or all wrong."""
+    """95 % intervals of the averages over classes, from images drawn with replacement; top-1's
+    where all images are right, or all wrong."""
     hits = int((truth == guess).sum())
     if hits in (0, len(truth)):  # all resamples are alike, which would pass for certainty
         return dict.fromkeys(("balanced_accuracy", "macro_f1"), wilson(hits, len(truth)))
     balanced, macro = [], []
-    for counts in resampled(truth, guess, classes, resamples, seed):
+    for counts in _resampled(truth, guess, classes, resamples, seed):
         balanced.append(counts.balanced_accuracy())
         macro.append(counts.macro_f1())
     whole = count(truth, guess, classes)
     return {
-        "balanced_accuracy": spread(np.concatenate(balanced), float(whole.balanced_accuracy())),
-        "macro_f1": spread(np.concatenate(macro), float(whole.macro_f1())),
+        "balanced_accuracy": _spread(np.concatenate(balanced), float(whole.balanced_accuracy())),
+        "macro_f1": _spread(np.concatenate(macro), float(whole.macro_f1())),
     }
 
 
-def spread(values: Float[np.ndarray, " resamples"], estimate: float) -> Interval:
+def _spread(values: Float[np.ndarray, " resamples"], estimate: float) -> Interval:
     """The middle 95 % of the values, around the estimate.
 
-    A resample holds only two pictures in three, some of them twice. With a handful of pictures
+    A resample holds only two images in three, some of them twice. With a handful of images
     per class that lowers F1 throughout, so plain percentiles would lie below the estimate.
     """
     ends = np.quantile(values, (0.025, 0.975)) - values.mean() + estimate
@@ -237,7 +237,7 @@ def spread(values: Float[np.ndarray, " resamples"], estimate: float) -> Interval
     return [min(low, estimate), max(high, estimate)]
 
 
-def resampled(
+def _resampled(
     truth: Int[np.ndarray, " n"],
     guess: Int[np.ndarray, " n"],
     classes: int,
@@ -246,7 +246,7 @@ def resampled(
 ) -> Iterator[Counts]:
     """The counts of many resamples, some at a time."""
     random = np.random.default_rng(seed)
-    # A picture that is not right counts for a class of its own, which is dropped.
+    # A image that is not right counts for a class of its own, which is dropped.
     right = np.where(truth == guess, truth, classes)
     columns = [column.astype(np.int32) for column in (right, truth, guess)]
     width, at_once = classes + 1, max(1, CHUNK // max(len(truth), classes))

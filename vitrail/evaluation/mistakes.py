@@ -1,4 +1,4 @@
-"""The mistakes a model was surest of, with their pictures: half of them are often wrong labels."""
+"""The most confident mistakes with thumbnails: many of them are often labeling errors."""
 
 import base64
 import io
@@ -12,15 +12,15 @@ from vitrail.data.dataset import Source
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metrics import Predictions
 
-SIDE = 160
+_SIDE = 160
 """Pixels of a thumbnail's longer side at most."""
 
 
 def mistakes(predictions: Predictions, source: Source, most: int = 24) -> list[dict[str, Any]]:
-    """The most confident mistakes, surest first; the pictures are read again."""
+    """The most confident mistakes, surest first; the images are read again."""
     wrong = np.flatnonzero(predictions.guesses[:, 0] != predictions.targets)
     sure = predictions.probabilities[wrong, 0]
-    return described(predictions, source, wrong[np.argsort(-sure, kind="stable")[:most]])
+    return _described(predictions, source, wrong[np.argsort(-sure, kind="stable")[:most]])
 
 
 def with_examples(
@@ -39,7 +39,7 @@ def with_examples(
         surest[(truth == pair["truth"]) & (guess == pair["guess"])][:each]
         for pair in confused[:pairs]
     ]
-    rows = described(predictions, source, np.concatenate([surest[:0], *chosen]))
+    rows = _described(predictions, source, np.concatenate([surest[:0], *chosen]))
     examples = {(pair["truth"], pair["guess"]): [] for pair in confused[:pairs]}
     for row in rows:
         examples[row["truth"], row["guess"]].append(row)
@@ -48,36 +48,36 @@ def with_examples(
     ]
 
 
-def described(
+def _described(
     predictions: Predictions, source: Source, indices: Int[np.ndarray, " k"]
 ) -> list[dict[str, Any]]:
-    """What was shown, what it is and what it was taken for; the images are read again."""
+    """Name, label, prediction and thumbnail of some images."""
     chosen = indices.tolist()
-    wanted = {predictions.names[i] for i in chosen}
-    places = {name: place for place, name in enumerate(source.names) if name in wanted}
-    found = []
+    chosen_names = {predictions.names[i] for i in chosen}
+    places = {name: place for place, name in enumerate(source.names) if name in chosen_names}
+    rows = []
     for i in chosen:
         name = predictions.names[i]
         try:
-            picture = source.image(places[name])
-        except VitrailError:  # gone since it was judged; the numbers are worth more than a picture
+            image = source.image(places[name])
+        except VitrailError:  # gone since; the numbers matter more than a thumbnail
             continue
-        found.append(
+        rows.append(
             {
                 "name": name,
                 "truth": predictions.labels[predictions.targets[i]],
                 "guess": predictions.labels[predictions.guesses[i, 0]],
                 "probability": float(predictions.probabilities[i, 0]),
-                "thumbnail": thumbnail(picture),
+                "thumbnail": thumbnail(image),
             }
         )
-    return found
+    return rows
 
 
-def thumbnail(picture: Image.Image) -> str:
-    """A small JPEG as a data URI, which a page can hold."""
-    small = picture.convert("RGB")
-    small.thumbnail((SIDE, SIDE))
+def thumbnail(image: Image.Image) -> str:
+    """A small JPEG as a data URI."""
+    small = image.convert("RGB")
+    small.thumbnail((_SIDE, _SIDE))
     file = io.BytesIO()
     small.save(file, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode("ascii")

@@ -16,8 +16,8 @@ from vitrail.console import say
 from vitrail.data.dataset import Source
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
-from vitrail.evaluation import classify
-from vitrail.evaluation.parts import part_of, parts_of
+from vitrail.evaluation.held_out import select_images, split_as_trained
+from vitrail.evaluation.predictor import Predictor, PreparedImages, Transform, predict_dataset
 from vitrail.exporting.graphs import (
     Exported,
     FormatName,
@@ -143,15 +143,15 @@ def write(model: Classifier, target: Path, wish: Wish, data: str | Path) -> None
 
 def calibration(model: Classifier, data: str | Path, wish: Wish) -> Iterator[Tensor]:
     """Some pictures that the model may have learned from: those of test are for measuring."""
-    source = next(iter(parts_of(model, data).parts.values()))
+    source = next(iter(split_as_trained(model, data).parts.values()))
     order = np.random.default_rng(0).permutation(len(source.targets))
     transform = transform_of(preprocessing_of(model), wish)
-    pictures = classify.Pictures(source, order[:CALIBRATION], transform)
+    pictures = PreparedImages(source, order[:CALIBRATION], transform)
     found = [pictures[i][1] for i in range(len(pictures))]
     return (picture for picture in found if isinstance(picture, Tensor))
 
 
-def transform_of(pre: Preprocessing, wish: Wish) -> classify.Transform:
+def transform_of(pre: Preprocessing, wish: Wish) -> Transform:
     """From a picture to what the graph takes."""
     return as_images(pre) if wish.preprocessing == "inside" else pre
 
@@ -162,7 +162,7 @@ def compare(model: Classifier, target: Path, wish: Wish, data: str | Path) -> Pa
     difference, largest = differences(model, exported)
     measured: dict[str, Any] = {}
     if data:
-        measured = accuracy(model, exported, part_of(model, data, "test").source)
+        measured = accuracy(model, exported, select_images(model, data, "test").source)
     return Parity(
         target=str(target),
         format=wish.format,
@@ -202,8 +202,10 @@ def accuracy(model: Classifier, exported: Exported, source: Source) -> dict[str,
     transform = transform_of(preprocessing_of(model), exported.wish)
     # Pictures of different sizes do not go into one batch.
     batch = 1 if exported.wish.preprocessing == "inside" else 8
-    before, broken = classify.predict(model, source, batch=8)
-    after, _ = classify.predict(exported, source, transform=transform, batch=batch)
+    original = Predictor(model, source.labels)
+    readback = Predictor(exported, source.labels, transform=transform)
+    before, broken = predict_dataset(original, source, batch=8)
+    after, _ = predict_dataset(readback, source, batch=batch)
     for name, reason in broken:
         say(f"left out  {name}: {reason}")
     if not len(before):

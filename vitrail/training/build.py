@@ -1,4 +1,4 @@
-"""From settings to what a run works with: the model, its preprocessing, its length."""
+"""From settings to the model, its preprocessing and the schedule of a run."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,18 +19,18 @@ from vitrail.model import Classifier, create
 from vitrail.model.classifier import as_size
 from vitrail.model.variants import name
 from vitrail.settings import build, put, to_flat
-from vitrail.training.loop import Length
-from vitrail.training.optim import hyperrule
+from vitrail.training.optim import Schedule, hyperrule
 from vitrail.weights.load import load
 
-SHAPE = ("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial")
+_SHAPE = ("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial")
 """What the name of a variant says about the shape of its weights."""
-READING = ("pool", "positions", "injection")
-"""What it does not say."""
-SAMPLED = 64
-"""Pictures that the HyperRule looks at to learn their size."""
-FROM_SCRATCH_CROP = 0.875
-"""256 to 224 pixels, as ImageNet is usually evaluated."""
+_NOT_IN_NAME = ("pool", "positions", "injection")
+_HYPERRULE_IMAGES = 64
+"""Images that the HyperRule opens to learn their size."""
+_CROP = 0.875
+"""From scratch: 256 to 224 pixels, as ImageNet is usually evaluated."""
+_LEAST_SHARE = 0.1
+"""Of a time budget, for training itself: features may use up the rest."""
 
 
 def build_model(
@@ -42,7 +42,7 @@ def build_model(
     the settings, or the run that is resumed, keep theirs.
     """
     if settings.init:
-        model = from_weights(settings, data, labels, keep_head)
+        model = _from_weights(settings, data, labels, keep_head)
     elif settings.variant:
         model = create(
             settings.variant, classes=len(labels), size=data.size, **chosen_options(settings)
@@ -50,28 +50,28 @@ def build_model(
     else:
         raise VitrailError("neither model.variant nor model.init says which model to train")
     model.labels = labels
-    model.preprocess = evaluation_preprocessing(model.preprocess, data)
-    told = ("source", "val", "test", "split", "train_on")
-    model.training_data = {key: getattr(data, key) for key in told} | {"every_class": True}
+    model.preprocess = _preprocessing(model.preprocess, data)
+    recorded = ("source", "val", "test", "split", "train_on")
+    model.training_data = {key: getattr(data, key) for key in recorded} | {"every_class": True}
     return model.float()
 
 
-def refuse_other_parts(learned: Mapping[str, Any], init: str, data: config.Data) -> None:
-    """Weights that learned from these very data go on with the same test part, or they would be
-    tested on pictures that they learned from."""
-    if not learned or not same_data(learned.get("source", ""), data.source):
+def _refuse_other_split(origin: Mapping[str, Any], init: str, data: config.Data) -> None:
+    """Weights that were trained on this data keep its test split, or they would be tested on images
+    that they were trained on."""
+    if not origin or not same_data(origin.get("source", ""), data.source):
         return
     for key in ("split", "test"):
-        if (then := learned.get(key)) != (now := getattr(data, key)):
+        if (then := origin.get(key)) != (now := getattr(data, key)):
             raise VitrailError(
                 f"model.init = {init} was trained on {data.source} with data.{key}={then}, not "
                 f"{now}: test would hold images that it was trained on; set data.{key}={then}"
             )
-    lent = data.split == "hash" and not in_catalog(data.source)
-    if lent and not learned.get("every_class"):
+    by_hash = data.split == "hash" and not in_catalog(data.source)
+    if by_hash and not origin.get("every_class"):
         say(
-            f"model.init = {init} is of a version that split classes of few images otherwise: test "
-            "may hold images of them that it learned from"
+            f"model.init = {init} is from a version that split small classes differently: test may "
+            "hold images of them that it was trained on"
         )
 
 
@@ -82,14 +82,14 @@ def chosen_options(settings: config.Model) -> dict[str, Any]:
     return {key: value for key in (*names, *more) if (value := getattr(settings, key))}
 
 
-def from_weights(
+def _from_weights(
     settings: config.Model, data: config.Data, labels: tuple[str, ...], keep_head: bool
 ) -> Classifier:
     """Trained weights, at the size and with the classes of the data."""
     rates = {key: v for key in ("dropout", "drop_path") if (v := getattr(settings, key))}
     model = load(settings.init, size=data.size, **rates)
-    refuse_other_parts(model.training_data, settings.init, data)
-    refuse_other_shape(model.architecture, settings, data)
+    _refuse_other_split(model.training_data, settings.init, data)
+    _refuse_other_shape(model.architecture, settings, data)
     known = bool(labels) and model.head is not None and model.labels == labels
     if settings.keep_head and not known:
         named = ", ".join(model.labels[:3]) or "unnamed"
@@ -102,14 +102,14 @@ def from_weights(
     return model
 
 
-def refuse_other_shape(found: Any, settings: config.Model, data: config.Data) -> None:
-    """Weights keep their shape; settings that describe another one are a mistake."""
+def _refuse_other_shape(found: Any, settings: config.Model, data: config.Data) -> None:
+    """Weights keep their shape; settings that describe another one are an error."""
     given = chosen_options(settings)
-    wanted = {key: value for key, value in given.items() if key in (*SHAPE, *READING)}
+    wanted = {key: value for key, value in given.items() if key in (*_SHAPE, *_NOT_IN_NAME)}
     if settings.variant:
         with torch.device("meta"):
             model = create(settings.variant, classes=0, size=data.size, **given)
-        wanted |= {key: getattr(model.architecture, key, None) for key in SHAPE}
+        wanted |= {key: getattr(model.architecture, key, None) for key in _SHAPE}
     for key, value in wanted.items():
         has = getattr(found, key, None)
         if has != value:
@@ -119,29 +119,28 @@ def refuse_other_shape(found: Any, settings: config.Model, data: config.Data) ->
             )
 
 
-def evaluation_preprocessing(of_weights: Any, data: config.Data) -> Preprocessing:
-    """How pictures are prepared for evaluation and use, at the size of this run."""
+def _preprocessing(of_weights: Any, data: config.Data) -> Preprocessing:
+    """Of evaluation and prediction, at the size of this run."""
     size = as_size(data.size)
     known = of_weights if isinstance(of_weights, Preprocessing) else None
     crop = data.crop
     if crop < 0:
         crop = min(known.size) / known.short_side if known and known.short_side else 0.0
         if known is None:
-            crop = FROM_SCRATCH_CROP
+            crop = _CROP
     short_side = round(min(size) / crop) if crop else 0
     return replace(known or Preprocessing(), size=size, short_side=short_side)
 
 
 def apply_hyperrule(settings: Config, data: Data) -> Config:
-    """The settings with BiT's HyperRule worked out, where they ask for it.
+    """The settings with BiT's HyperRule applied, where it is on.
 
-    It fills in what is at its default; what a recipe or a user has set otherwise stays.
+    It replaces defaults only; what a recipe or a user has set stays.
     """
     if not settings.train.hyperrule:
         return settings
     train = data.part("train")
-    sides = some_sides(train)
-    found = hyperrule(len(train.targets), float(np.median(sides)))
+    found = hyperrule(len(train.targets), float(np.median(_some_sides(train))))
     values, defaults = to_flat(settings), to_flat(Config())
     if settings.train.epochs or settings.train.minutes:
         del found["train.steps"]
@@ -152,26 +151,40 @@ def apply_hyperrule(settings: Config, data: Data) -> Config:
     return build(values)
 
 
-def some_sides(source: Source) -> list[float]:
-    """The side of a square as large as the picture, for some of the pictures; BiT's measure."""
-    found = []
-    for index in sorted(set(np.linspace(0, len(source.targets) - 1, SAMPLED, dtype=int))):
-        with suppress(VitrailError):  # a broken picture is named where it is trained on
+def _some_sides(source: Source) -> list[float]:
+    """The side of a square of the same area, for some of the images; BiT's measure of size."""
+    sides = []
+    for index in sorted(set(np.linspace(0, len(source.targets) - 1, _HYPERRULE_IMAGES, dtype=int))):
+        with suppress(VitrailError):  # a broken image is named when it is trained on
             width, height = source.image(int(index)).size
-            found.append((width * height) ** 0.5)
-    if not found:
-        raise VitrailError("train.hyperrule: none of the pictures looked at can be decoded")
-    return found
+            sides.append((width * height) ** 0.5)
+    if not sides:
+        raise VitrailError("train.hyperrule: none of the sampled images can be decoded")
+    return sides
 
 
-def length_of(settings: Config, images: int) -> Length:
-    """How long the run is, in updates or seconds."""
-    train = settings.train
+def planned_steps(config: Config, images: int) -> int:
+    """Updates of the run; 0 where a time budget decides."""
+    train = config.train
     if train.minutes:
-        return Length(seconds=60 * train.minutes)
+        return 0
     steps = train.steps or round(train.epochs * images / train.batch)
     if train.epochs:
         steps = max(1, steps)
     if not steps:
         raise VitrailError("how long to train? set train.steps, train.epochs or train.minutes")
-    return Length(steps=steps)
+    return steps
+
+
+def build_schedule(config: Config, images: int, prepared: float = 0.0) -> Schedule:
+    """Length and learning rate; seconds spent before the first update count into a budget."""
+    optim, seconds = config.optim, 60 * config.train.minutes
+    return Schedule(
+        steps=planned_steps(config, images),
+        seconds=max(seconds - prepared, _LEAST_SHARE * seconds),
+        peak=optim.lr,
+        warmup=optim.warmup,
+        decay=optim.decay,
+        floor=optim.floor,
+        milestones=optim.milestones,
+    )

@@ -1,4 +1,4 @@
-"""All that an exact resume needs, in one file: weights, optimizer, EMA, counters.
+"""Everything that an exact resume needs, in one file: weights, optimizer, EMA, counters.
 
 Order, augmentation and dropout are functions of the seed and the step, so no random state and no
 data position is kept beside the step.
@@ -13,7 +13,7 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,17 +35,17 @@ from vitrail.errors import FailureError, one_line, out_of_memory
 from vitrail.files import replace_with
 from vitrail.training.optim import EMA
 
-MARK = b"\nsha256:"
+_MARK = b"\nsha256:"
 """Stands between a checkpoint and its digest. torch ignores what follows its file."""
-TRAILER = len(MARK) + hashlib.sha256().digest_size
-CHUNK = 1 << 20
+_TRAILER = len(_MARK) + hashlib.sha256().digest_size
+_CHUNK = 1 << 20
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 @dataclass
 class Counters:
-    """How far a run has come."""
+    """The progress of a run."""
 
     step: int = 0
     """Updates done."""
@@ -67,38 +67,46 @@ class Counters:
         return self.prepared + self.seconds
 
 
-@dataclass(frozen=True)
-class Learner:
-    """What changes while a run goes on."""
+@dataclass
+class TrainState:
+    """Everything that changes during a run."""
 
     task: nn.Module
-    """The objective with its model inside, spread over the devices."""
+    """The objective, in DistributedDataParallel under several processes."""
     optimizer: torch.optim.Optimizer
     ema: EMA | None
     scaler: torch.amp.GradScaler
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def objective(self) -> Any:
+        """The objective itself."""
+        ddp = isinstance(self.task, nn.parallel.DistributedDataParallel)
+        return self.task.module if ddp else self.task
 
     def averaged(self) -> AbstractContextManager[None]:
-        """The model with its averaged weights, where a moving average is kept."""
+        """The model with the averaged weights, where there is a moving average."""
         return nullcontext() if self.ema is None else self.ema.in_place()
 
-    def state(self) -> dict[str, Any]:
-        """Everything as plain tensors and numbers. All processes must ask for it together."""
+    def tensors(self) -> dict[str, Any]:
+        """All but the counters, as plain tensors and numbers. All processes must call it."""
         state: dict[str, Any] = {"scaler": self.scaler.state_dict()}
-        if sharded(self.task):
-            state["model"] = get_model_state_dict(self.task, options=WHOLE)
-            state["optimizer"] = get_optimizer_state_dict(self.task, self.optimizer, options=WHOLE)
+        if _is_sharded(self.task):
+            state["model"] = get_model_state_dict(self.task, options=_WHOLE)
+            state["optimizer"] = get_optimizer_state_dict(self.task, self.optimizer, options=_WHOLE)
         else:
-            state["model"] = bare(self.task).state_dict()
+            state["model"] = self.objective.state_dict()
             state["optimizer"] = self.optimizer.state_dict()
         if self.ema is not None:
             # One at a time to the CPU: all of them together may be larger than a device.
-            state["ema"] = {name: whole(x).cpu() for name, x in self.ema.tensors.items()}
+            state["ema"] = {name: _gathered(x).cpu() for name, x in self.ema.tensors.items()}
         return state
 
-    def restore(self, state: dict[str, Any], path: Path) -> None:
-        """Takes up where `state` was written; `path` is where it was read."""
+    def restore(self, state: dict[str, Any], counters: Counters, path: Path) -> None:
+        """Continues from a checkpoint, which was read from `path`."""
         try:
-            self.load(state)
+            self._load(state)
+            self.counters = counters
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and out_of_memory(error):
                 raise
@@ -108,36 +116,34 @@ class Learner:
                 "another folder with --out"
             ) from None
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Sets everything to what `state` says."""
+    def _load(self, state: dict[str, Any]) -> None:
         self.scaler.load_state_dict(state["scaler"])
         # A sharded run names its parameters, any other numbers them; either resumes as the other.
-        names = self.parameter_names()
-        if sharded(self.task):
-            set_model_state_dict(self.task, state["model"], options=WHOLE)
-            named = rekeyed(state["optimizer"], dict(enumerate(names)))
+        names = self._parameter_names()
+        if _is_sharded(self.task):
+            set_model_state_dict(self.task, state["model"], options=_WHOLE)
+            named = _rekeyed(state["optimizer"], dict(enumerate(names)))
             set_optimizer_state_dict(
-                self.task, self.optimizer, optim_state_dict=named, options=WHOLE
+                self.task, self.optimizer, optim_state_dict=named, options=_WHOLE
             )
         else:
-            bare(self.task).load_state_dict(state["model"])
+            self.objective.load_state_dict(state["model"])
             numbers = {name: number for number, name in enumerate(names)}
-            self.optimizer.load_state_dict(rekeyed(state["optimizer"], numbers))
+            self.optimizer.load_state_dict(_rekeyed(state["optimizer"], numbers))
         if self.ema is not None:
             for name, x in self.ema.tensors.items():
-                x.copy_(like(state["ema"][name], x))
+                x.copy_(_distributed_like(state["ema"][name], x))
 
-    def parameter_names(self) -> list[str]:
+    def _parameter_names(self) -> list[str]:
         """The names of the optimizer's parameters, in its own order."""
-        names = {x: name for name, x in bare(self.task).named_parameters()}
+        names = {x: name for name, x in self.objective.named_parameters()}
         return [names[x] for group in self.optimizer.param_groups for x in group["params"]]
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's tensors, whole and on the CPU. All processes must ask for them together."""
-        task = bare(self.task)
-        state: Any = (
-            get_model_state_dict(task, options=WHOLE) if sharded(task) else task.state_dict()
-        )
+        """The model's tensors, whole and on the CPU. All processes must call it together."""
+        task = self.objective
+        sharded = _is_sharded(task)
+        state: Any = get_model_state_dict(task, options=_WHOLE) if sharded else task.state_dict()
         return {
             name.removeprefix("model."): x.detach().cpu().clone()
             for name, x in state.items()
@@ -145,7 +151,7 @@ class Learner:
         }
 
 
-def rekeyed(state: dict[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
+def _rekeyed(state: dict[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
     """An optimizer's state with other keys for its parameters, where there are others."""
     groups = [
         group | {"params": [keys.get(key, key) for key in group["params"]]}
@@ -157,30 +163,25 @@ def rekeyed(state: dict[str, Any], keys: Mapping[Any, Any]) -> dict[str, Any]:
     }
 
 
-def bare(task: nn.Module) -> nn.Module:
-    """The objective inside what spreads it over devices."""
-    return task.module if isinstance(task, nn.parallel.DistributedDataParallel) else task
-
-
-def sharded(task: nn.Module) -> bool:
+def _is_sharded(task: nn.Module) -> bool:
     """Whether each process has only a part of the model."""
     return any(isinstance(module, FSDPModule) for module in task.modules())
 
 
-def whole(x: Tensor) -> Tensor:
-    """All of a tensor of which each process has a part."""
+def _gathered(x: Tensor) -> Tensor:
+    """The whole of a tensor of which each process has a part."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def like(x: Tensor, part: Tensor) -> Tensor:
-    """A whole tensor cut as another one is."""
+def _distributed_like(x: Tensor, part: Tensor) -> Tensor:
+    """A whole tensor, sharded as another one is."""
     x = x.to(part.device)
     return (
         distribute_tensor(x, part.device_mesh, part.placements) if isinstance(part, DTensor) else x
     )
 
 
-class Hashed:
+class HashedFile:
     """A file that is written and hashed at once."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -195,19 +196,19 @@ class Hashed:
         self.file.flush()
 
 
-def write(path: Path, previous: Path, learner_state: dict[str, Any], counters: Counters) -> None:
-    """Puts a checkpoint in the place of the last one, which is kept as `previous`."""
-    content = {"learner": learner_state, "counters": vars(counters)}
+def write(path: Path, previous: Path, state: dict[str, Any], counters: Counters) -> None:
+    """Writes a checkpoint in the place of the last one, which becomes `previous`."""
+    content = {"learner": state, "counters": vars(counters)}
 
     def save(part: Path) -> None:
         with part.open("wb") as file:
-            hashed: Any = Hashed(file)
+            hashed: Any = HashedFile(file)
             try:
                 torch.save(content, hashed)
             except RuntimeError as error:
                 # On a full disk torch only counts bytes; what the disk said is the context.
                 raise error.__context__ or error from None
-            file.write(MARK + hashed.sum.digest())
+            file.write(_MARK + hashed.sum.digest())
 
     replace_with(path, save, previous=previous)
 
@@ -216,7 +217,7 @@ def read(path: Path) -> tuple[dict[str, Any], Counters]:
     """A checkpoint, without running anything that it may hold."""
     try:
         with path.open("rb") as file:
-            verify(file)
+            _verify(file)
             content = torch.load(file, map_location="cpu", weights_only=True)
         counters = {"draws": 1} | content["counters"]
         return aliases.keys(content["learner"]), Counters(step=counters.pop("step"), **counters)
@@ -229,22 +230,22 @@ def read(path: Path) -> tuple[dict[str, Any], Counters]:
         raise FailureError(f"{path.name} cannot be used: {why}") from None
 
 
-def verify(file: IO[bytes]) -> None:
+def _verify(file: IO[bytes]) -> None:
     """Raises where the bytes of a checkpoint are not those that were written."""
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - TRAILER))
+    file.seek(max(0, size - _TRAILER))
     trailer = file.read()
     file.seek(0)
-    if not trailer.startswith(MARK):
+    if not trailer.startswith(_MARK):
         # Written before digests were: torch's files carry a CRC-32 of each part.
         with zipfile.ZipFile(file) as archive:
             wrong = archive.testzip()
     else:
-        found, left = hashlib.sha256(), size - TRAILER
-        while chunk := file.read(min(CHUNK, left)):
+        found, left = hashlib.sha256(), size - _TRAILER
+        while chunk := file.read(min(_CHUNK, left)):
             found.update(chunk)
             left -= len(chunk)
-        wrong = found.digest() != trailer.removeprefix(MARK)
+        wrong = found.digest() != trailer.removeprefix(_MARK)
     if wrong:
         raise ValueError("its checksum is wrong, so the file is damaged")
     file.seek(0)

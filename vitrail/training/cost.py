@@ -28,15 +28,13 @@ def exaflops(gmacs: float, images: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Meter:
-    """Runs while one session trains, and adds to what earlier sessions cost."""
+    """Measures one session of a run and adds the cost of earlier ones."""
 
     where: Devices
     gmacs: float
     """Of one image's forward pass, at the size of training."""
     trained_gmacs: float
-    """The part of it that learns: the head's alone where the backbone is frozen."""
-    features: int = 0
-    """Images whose fixed features this session computed; those of earlier runs are kept."""
+    """The part of it that is trained: the head's alone where the backbone is frozen."""
     batch: int
     before: Mapping[str, Any]
     """The cost of earlier sessions, as it is written."""
@@ -45,16 +43,19 @@ class Meter:
     joules_at_first: float | None
     began: float = field(default_factory=time.perf_counter)
 
-    def read(self, step: int) -> dict[str, Any]:
-        """The cost of a run that has come so far, for run.json. All processes must ask together."""
+    def read(self, step: int, features: int = 0) -> dict[str, Any]:
+        """The cost of the run up to a step, for run.json; `features` were computed in this session.
+
+        All processes must call it together.
+        """
         days = self.where.world * (time.perf_counter() - self.began) / DAY
         sessions = self.before.get("sessions", 0) + 1
         compute = exaflops(self.trained_gmacs, step * self.batch)
         # Without a backward pass, a third.
-        features = self.before.get("features_computed", 0) + self.features
+        features += self.before.get("features_computed", 0)
         compute += exaflops(self.gmacs, features) / 3
         peak = int(self.where.largest(float(peak_memory(self.where.device))))
-        spent, earlier = self.spent(), self.before["energy_joules"]
+        spent, earlier = self._joules_spent(), self.before["energy_joules"]
         return {
             "gmacs": self.gmacs,
             "images_seen": step * self.batch,
@@ -66,7 +67,7 @@ class Meter:
             "sessions": sessions,
         }
 
-    def spent(self) -> float | None:
+    def _joules_spent(self) -> float | None:
         """Joules of all processes' devices in this session; None unless each of them is known."""
         first, now = self.joules_at_first, self.joules()
         spent = 0.0 if first is None or now is None else now - first
@@ -75,35 +76,34 @@ class Meter:
         return self.where.total(torch.tensor([spent], dtype=torch.float64)).item()
 
 
-def start(run: Run, where: Devices, config: Config, model: Classifier) -> Meter:
-    """A meter for the session that begins now."""
+def start_meter(run: Run, where: Devices, config: Config, model: Classifier) -> Meter:
     reset_peak(where.device)
     gmacs = count(model.architecture).gmacs
     frozen = config.train.freeze
     return Meter(
         where=where,
         gmacs=gmacs,
-        trained_gmacs=head_gmacs(model.head) if frozen else gmacs,
+        trained_gmacs=_head_gmacs(model.head) if frozen else gmacs,
         batch=config.train.batch,
-        before=earlier(run.info()),
+        before=earlier_cost(run.info()),
         joules=lambda: energy(where.device),
         joules_at_first=energy(where.device),
     )
 
 
-def head_gmacs(head: nn.Module | None) -> float:
+def _head_gmacs(head: nn.Module | None) -> float:
     """Of a linear head: one multiply-accumulate for each weight."""
     matrices = [] if head is None else [p for p in head.parameters() if p.ndim == 2]
     return sum(p.numel() for p in matrices) / 1e9
 
 
-def earlier(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What run.json says a run has cost; its time alone where it was begun before costs were kept.
+def earlier_cost(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The cost of a run so far; only its time where it was started before costs were recorded.
 
-    What a killed session did after its last checkpoint is done again, and counted once.
+    What a killed session did after its last checkpoint is repeated, and counted once.
     """
-    if found := info.get("cost"):
-        return found
+    if cost := info.get("cost"):
+        return cost
     seconds = info.get("seconds", 0.0)
     return {
         "device_days": info.get("processes", 1) * seconds / DAY,

@@ -1,4 +1,4 @@
-"""Which parameters learn and how fast: parameter groups, the learning rate, the EMA."""
+"""Parameter groups, optimizers, the learning rate schedule and the EMA."""
 
 import math
 import re
@@ -18,11 +18,13 @@ from vitrail.training.optimizers import Lamb, Muon
 
 # Kernels are what multiplies an input: no biases or norms (one axis), no tokens, no tables of
 # positions, which are added.
-NOT_KERNELS = r"(^|\.)(class_token|registers|mask_token|positions|offsets|relative)(\.|$)|probe"
+_NOT_KERNELS = r"(^|\.)(class_token|registers|mask_token|positions|offsets|relative)(\.|$)|probe"
 
 
-def build(model: nn.Module, settings: Optim, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer over all parameters that learn."""
+def build_optimizer(
+    model: nn.Module, settings: Optim, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer over all parameters that require gradients."""
     groups = parameter_groups(
         model, settings.weight_decay, settings.layer_decay, apart=settings.name == "muon"
     )
@@ -51,12 +53,12 @@ def parameter_groups(
     The `matrices` of the blocks are set `apart` where an optimizer treats them otherwise.
     """
     learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    last = depth_of(model) + 1
+    last = _depth(model) + 1
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in learning.items():
         decays = weight_decay if is_kernel(name, parameter) else 0.0
         # A head alone, on a frozen backbone, has no layers below it.
-        scale = layer_decay ** (last - layer_of(name, last)) if last > 1 else 1.0
+        scale = layer_decay ** (last - _layer(name, last)) if last > 1 else 1.0
         matrix = apart and "blocks." in name and parameter.ndim == 2 and is_kernel(name, parameter)
         groups[decays, scale, matrix].append(parameter)
     return [
@@ -68,15 +70,15 @@ def parameter_groups(
 
 def is_kernel(name: str, parameter: nn.Parameter) -> bool:
     """Whether a parameter is a matrix or a convolution."""
-    return parameter.ndim >= 2 and not re.search(NOT_KERNELS, name)
+    return parameter.ndim >= 2 and not re.search(_NOT_KERNELS, name)
 
 
-def depth_of(model: nn.Module) -> int:
+def _depth(model: nn.Module) -> int:
     """How many blocks (or stages, in a convolutional network) lie between stem and head."""
-    return max((layer_of(name, 0) for name, _ in model.named_parameters()), default=0)
+    return max((_layer(name, 0) for name, _ in model.named_parameters()), default=0)
 
 
-def layer_of(name: str, last: int) -> int:
+def _layer(name: str, last: int) -> int:
     """The layer a parameter belongs to: 0 is the stem, block k is k + 1, the head is `last`."""
     name = name.removeprefix("model.")  # as an objective holds its model
     if match := re.match(r"(?:blocks|stages)\.(\d+)\.", name):
@@ -86,8 +88,12 @@ def layer_of(name: str, last: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Linear warm-up, then a decay over what remains of the run."""
+    """The length of a run, in updates or as a time budget, and its learning rate: linear warm-up,
+    then a decay over what remains."""
 
+    steps: int = 0
+    seconds: float = 0.0
+    """A time budget, which decides instead of `steps`."""
     peak: float
     warmup: int = 0
     """Updates."""
@@ -95,25 +101,36 @@ class Schedule:
     floor: float = 0.0
     milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
 
-    def __call__(self, step: int, done: float) -> float:
-        """The rate at an update, of which `done` says what share of the run lies before it.
+    def done(self, step: int, seconds: float) -> float:
+        """The share of the run that is done."""
+        return seconds / self.seconds if self.seconds else step / self.steps
 
-        As in the reference: `done` counts from the end of the warm-up, and the warm-up multiplies.
+    def total_steps(self, step: int, seconds: float) -> int:
+        """Updates of the whole run, estimated from a time budget."""
+        if not self.seconds:
+            return self.steps
+        # The last step of a time budget ends after it.
+        share = max(self.done(step, seconds), 1e-9)
+        return max(step, round(step / share), 1)
+
+    def lr(self, step: int, done: float) -> float:
+        """The learning rate of an update before which a share `done` of the run lies.
+
+        As in the reference code, decay counts from the end of the warm-up, and the warm-up
+        multiplies.
         """
         warm = min(1.0, step / self.warmup) if self.warmup else 1.0
-        # With w of the run in the warm-up, a staircase still falls at shares of the whole run.
-        behind = done if self.decay == "staircase" else self.after_warmup(step, done)
-        return warm * self.falling(min(max(behind, 0.0), 1.0))
+        # A staircase falls at shares of the whole run, warm-up included.
+        share = done if self.decay == "staircase" else self._after_warmup(step, done)
+        return warm * self._decayed(min(max(share, 0.0), 1.0))
 
-    def after_warmup(self, step: int, done: float) -> float:
-        """The share of what follows the warm-up that is done."""
+    def _after_warmup(self, step: int, done: float) -> float:
         if step <= self.warmup or done <= 0:
             return 0.0
         warm = self.warmup * done / step  # the warm-up as a share of the run
         return (done - warm) / (1 - warm) if warm < 1 else 1.0
 
-    def falling(self, done: float) -> float:
-        """The rate without the warm-up."""
+    def _decayed(self, done: float) -> float:
         if self.decay == "constant":
             return self.peak
         if self.decay == "staircase":
@@ -123,12 +140,12 @@ class Schedule:
 
 
 class EMA:
-    """Polyak averaging (section 4.1): an exponential moving average of a model's parameters and
-    floating-point buffers."""
+    """An exponential moving average of a model's parameters and floating-point buffers, the paper's
+    Polyak averaging (section 4.1)."""
 
     def __init__(self, model: nn.Module, factor: float, ramp: bool = True) -> None:
         self.factor, self.ramp = factor, ramp
-        self.live = averaged(model)
+        self.live = _floating_point(model)
         self.tensors = {name: x.clone() for name, x in self.live.items()}
 
     @torch.no_grad()
@@ -139,33 +156,32 @@ class EMA:
         weights for thousands of updates.
         """
         factor = min(self.factor, (1 + step) / (10 + step)) if self.ramp else self.factor
-        torch._foreach_lerp_(own_parts(self.tensors), own_parts(self.live), 1 - factor)
+        torch._foreach_lerp_(_local(self.tensors), _local(self.live), 1 - factor)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The model with the averaged weights, for as long as the block runs."""
-        self.swap()
+        self._swap()
         try:
             yield
         finally:
-            self.swap()
+            self._swap()
 
     @torch.no_grad()
-    def swap(self) -> None:
+    def _swap(self) -> None:
         """Exchanges the model's tensors with the averaged ones."""
         for name, live in self.live.items():
-            kept = live.clone()
+            before = live.clone()
             live.copy_(self.tensors[name])
-            self.tensors[name].copy_(kept)
+            self.tensors[name].copy_(before)
 
 
-def own_parts(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """What this process has of each tensor: parameters may be sharded, buffers are whole."""
     return [x.to_local() if isinstance(x, DTensor) else x for x in tensors.values()]
 
 
-def averaged(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors that are averaged: those with fractions."""
+def _floating_point(model: nn.Module) -> dict[str, Tensor]:
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     return {name: x.detach() for name, x in tensors.items() if x.is_floating_point()}
 

@@ -22,8 +22,8 @@ class GroupedOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            if found := [p for p in group["params"] if p.grad is not None]:
-                self.update(found, group)
+            if parameters := [p for p in group["params"] if p.grad is not None]:
+                self.update(parameters, group)
         return loss
 
     @abstractmethod

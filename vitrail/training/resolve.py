@@ -28,10 +28,10 @@ from vitrail.settings import (
     with_settings,
 )
 
-DEFAULT = "finetune/folder"
+_DEFAULT = "finetune/folder"
 """The recipe for a plain folder."""
-LONGEST_WARMUP = 0.1
-"""Of `train.steps`, where a recipe counts epochs and its own share is not known."""
+_MAX_WARMUP = 0.1
+"""Share of `train.steps`, where a recipe counts epochs and its own share is not known."""
 RUNS = Path("runs")
 """Where runs are written without `--out`."""
 
@@ -41,12 +41,12 @@ Settings = Mapping[str, Any] | Sequence[str]
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a user asked for."""
+    """A config, and where it came from."""
 
     config: Config
     recipe: str
     title: str
-    """What the run folder is named after."""
+    """The run folder is named after it."""
     changed: tuple[str, ...]
     """Settings beyond the recipe's."""
     folder: Path | None = None
@@ -59,9 +59,9 @@ class Resolved:
             "changed": list(self.changed),
         }
 
-    def name(self, ending: str = "") -> Path:
+    def _name(self, suffix: str = "") -> Path:
         """The folder of a first run; later ones are numbered."""
-        return RUNS / f"{runs.name_of(self.title, ())}{ending}"
+        return RUNS / f"{runs.name_of(self.title, ())}{suffix}"
 
     def run_folder(self, out: str | Path | None, resume: bool) -> tuple[Path, bool]:
         """The run folder, and whether to number it where that name is taken.
@@ -70,7 +70,7 @@ class Resolved:
         """
         if out or self.folder:
             return Path(out or self.folder or ""), False
-        same = [run for run in reversed(runs.find(RUNS, "*/run.json")) if self.began(run)]
+        same = [run for run in reversed(runs.find(RUNS, "*/run.json")) if self.matches(run)]
         unfinished = [run for run in same if run.info().get("status") != "finished"]
         if resume and same:
             return (unfinished or same)[0].folder, False
@@ -80,7 +80,7 @@ class Resolved:
         if folder := next((one for one in stopped if not runs.busy(one)), None):
             command = runs.resume_command(folder)
             say(f"hint     `{command}` would continue the unfinished run with these settings")
-        return self.name(), True
+        return self._name(), True
 
     def sweep_folder(self, out: str | Path | None) -> tuple[Path, bool]:
         """The folder of a sweep, and whether to number it where that name is taken.
@@ -90,20 +90,20 @@ class Resolved:
         if out:
             return Path(out), False
         for run in reversed(runs.find(RUNS, f"*/{self.trials}")):
-            if self.began(run):
+            if self.matches(run):
                 return RUNS / run.folder.relative_to(RUNS).parts[0], False
-        return self.name("-sweep"), True
+        return self._name("-sweep"), True
 
     @property
     def trials(self) -> str:
         """Where the trials of a sweep are, below its folder."""
         return f"{'*/' * ('data.source' in self.config.sweep)}trials/*/run.json"
 
-    def began(self, run: Run) -> bool:
-        """Whether a run was started with these settings, however the machine is used."""
+    def matches(self, run: Run) -> bool:
+        """Whether a run was started with these settings, `system` aside."""
         info = run.info()
-        changes = info.get("recipe"), lasting(info.get("changed") or ())
-        if changes != (self.recipe, lasting(self.changed)):
+        changes = info.get("recipe"), _without_system(info.get("changed") or ())
+        if changes != (self.recipe, _without_system(self.changed)):
             return False
         try:
             source = load(run.folder / "config.toml").data.source
@@ -112,20 +112,21 @@ class Resolved:
         return not self.config.data.source or same_data(source, self.config.data.source)
 
 
-def lasting(settings: Sequence[str]) -> list[str]:
-    """Settings that decide what a run learns."""
+def _without_system(settings: Sequence[str]) -> list[str]:
     return [aliases.setting(one) for one in settings if not one.startswith("system.")]
 
 
 def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
-    """The folder of a comparison: the newest with the same sweeps, or the next number."""
+    """The folder of a comparison: the newest one with the same sweeps, or the next number."""
     same = None
     for folder in runs.numbered(RUNS / "comparison"):
         if not runs.taken(folder):
             return same or folder
         trials = runs.find(folder, "**/trials/*/run.json")
-        begun = {run.folder.relative_to(folder).parts[0]: run for run in trials}
-        if begun and all(name in resolved and resolved[name].began(begun[name]) for name in begun):
+        started = {run.folder.relative_to(folder).parts[0]: run for run in trials}
+        if started and all(
+            name in resolved and resolved[name].matches(run) for name, run in started.items()
+        ):
             same = folder
     raise AssertionError("folders are numbered without end")
 
@@ -133,18 +134,18 @@ def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
 def resolve_config(what: str | Path, settings: Settings = (), lists: bool = False) -> Resolved:
     """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try."""
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse, settings)
-    recipe, extra, folder = locate(what)
+    recipe, extra, folder = _locate(what)
     written, given = read(find(recipe)), [*extra, *pairs]
     before, values = beneath(written, {}), beneath(written, dict(given))
     title = runs.title_of(extra[0][1]) if extra else recipe
     for name, value in given:
         swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
         override(values, f"sweep.{name}" if swept else name, value)
-    scale_warmup(values, before, {name for name, _ in given})
+    _scale_warmup(values, before, {name for name, _ in given})
     config = build(values)
     refuse_without_effect(
         {name.removeprefix("sweep."): value for name, value in given},
-        tried(config) if lists else [config],
+        _grid_configs(config) if lists else [config],
     )
     changes = tuple(
         setting
@@ -155,7 +156,7 @@ def resolve_config(what: str | Path, settings: Settings = (), lists: bool = Fals
     return Resolved(config, recipe, name, changes, folder)
 
 
-def scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[str]) -> None:
+def _scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[str]) -> None:
     """Shortens a recipe's warm-up with its run, where only the length was given."""
     warmup = values.get("optim.warmup", 0)
     if not warmup or "optim.warmup" in given or "sweep.optim.warmup" in values:
@@ -163,7 +164,7 @@ def scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[s
     steps, share = values.get("train.steps", 0), 1.0
     if "train.steps" in given and not recipe.get("train.steps"):
         # A recipe that counts epochs, whose steps are known once its data is open.
-        share = min(1.0, LONGEST_WARMUP * steps / warmup)
+        share = min(1.0, _MAX_WARMUP * steps / warmup)
     else:
         for name in ("train.steps", "train.epochs"):
             if name in given and recipe.get(name) and values.get(name):
@@ -172,14 +173,13 @@ def scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[s
         put(values, "optim.warmup", max(1, round(share * warmup)))
 
 
-def tried(config: Config) -> list[Config]:
-    """Every run of a sweep's grid."""
+def _grid_configs(config: Config) -> list[Config]:
     names = [name.replace(".", "__") for name in config.sweep]
     grid = itertools.product(*config.sweep.values())
     return [with_settings(config, **dict(zip(names, point, strict=True))) for point in grid]
 
 
-def locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
+def _locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
     """The recipe, the settings that a FOLDER stands for, and the run folder, if it is one."""
     text, path = str(what), Path(what)
     if runs.is_run(path):
@@ -190,6 +190,6 @@ def locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
         return name, [], None
     is_data = os.path.lexists(path) or text in CATALOG or "://" in text or ".tar" in text
     if is_data:
-        return DEFAULT, [("data.source", text)], None
+        return _DEFAULT, [("data.source", text)], None
     hint = did_you_mean(text, [*recipes(), *CATALOG]) or "; `vitrail config` lists the recipes"
     raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known data set{hint}")

@@ -1,5 +1,5 @@
-"""The paper's protocol (section 4.1, appendix B.1.1): choose on a held-out part of train, retrain
-on all of it with several seeds, and touch test once per seed.
+"""`vitrail sweep`: the paper's protocol (section 4.1, appendix B.1.1). Choose settings on a
+held-out part of train, retrain on all of train with several seeds, evaluate on test once per seed.
 
 With a list in `data.source` the protocol spans several data sets, such as the tasks of VTAB-1k: one
 setting is chosen for all of them, by their mean score.
@@ -19,6 +19,7 @@ from typing import Any
 from vitrail import runs
 from vitrail.config import Config, shown
 from vitrail.console import is_main, optional, say
+from vitrail.data.opening import open_parts
 from vitrail.devices import Devices, devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
@@ -29,9 +30,9 @@ from vitrail.training.hooks import score
 from vitrail.training.loop import DivergedError
 from vitrail.training.multi_dataset import several, summary
 from vitrail.training.resolve import Settings, comparison_folder, resolve_config
-from vitrail.training.train import inspect_run, open_parts, train_config
+from vitrail.training.train import inspect_run, train_config
 
-SOURCE = "data.source"
+_SOURCE = "data.source"
 
 
 def sweep(
@@ -48,7 +49,7 @@ def sweep(
         raise VitrailError(f"{what} is a run folder; name a folder for the sweep with --out")
     folder, numbered = resolved.sweep_folder(out)
     options: dict[str, Any] = {"seeds": seeds, "device": device, "facts": resolved.facts()}
-    result = run_sweep(resolved.config, folder, numbered=numbered, **options)
+    result = _run_sweep(resolved.config, folder, numbered=numbered, **options)
     folder = Path(result["out"])
     if is_main():
         _write_pages(result, folder, device)
@@ -56,9 +57,9 @@ def sweep(
 
 
 def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
-    """The pages of all tested runs, and the one that compares them."""
+    """The reports of all tested runs, and the page that compares them."""
     page = optional("reporting.page", "pages of runs are")
-    for path in final_runs(result):
+    for path in _final_runs(result):
         if not Run(path).inspected():
             inspect_run(Run(path), device)
         if page:
@@ -67,17 +68,17 @@ def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
 
 
 def _write_comparison(results: Sequence[Mapping[str, Any]], target: Path) -> None:
-    """One page about the tested runs of some sweeps."""
+    """One page with the tested runs of some sweeps."""
     comparison = optional("reporting.comparison", "the comparison is")
     sweeps = optional("reporting.sweeps", "the comparison is") if comparison else None
     if comparison and sweeps:
         tables = [table for one in results for table in sweeps.tables(one, one.get("name", ""))]
-        finals = [run for one in results for run in final_runs(one)]
+        finals = [run for one in results for run in _final_runs(one)]
         comparison.compare(finals, target, tables)
 
 
-def final_runs(result: Mapping[str, Any]) -> list[Path]:
-    """The runs that a sweep tested: every seed, on every data set."""
+def _final_runs(result: Mapping[str, Any]) -> list[Path]:
+    """The runs that were evaluated on test: every seed, on every data set."""
     rows = result.get("tasks", [result])
     return [Path(seed["run"]) for row in rows for seed in row["seeds"]]
 
@@ -96,12 +97,12 @@ def compare(
     """
     names = {str(recipe): runs.name_of(str(recipe).removesuffix(".toml"), ()) for recipe in recipes}
     resolved = {names[recipe]: resolve_config(recipe, settings, lists=True) for recipe in names}
-    place = Path(out) if out else comparison_folder(resolved)
+    folder = Path(out) if out else comparison_folder(resolved)
     results = [
-        sweep(recipe, settings, seeds=seeds, out=place / names[str(recipe)], device=device)
+        sweep(recipe, settings, seeds=seeds, out=folder / names[str(recipe)], device=device)
         for recipe in recipes
     ]
-    target = place / "report.html"
+    target = folder / "report.html"
     if is_main():
         _write_comparison(results, target)
     return {"sweeps": results, "report": str(target)}
@@ -115,7 +116,7 @@ class Trial:
     runs: Mapping[str, Run]
     """By data set."""
     balanced: bool = False
-    """Whether all classes count alike."""
+    """Whether trials are compared by balanced accuracy."""
 
     @cached_property
     def vals(self) -> dict[str, dict[str, Any]]:
@@ -123,12 +124,12 @@ class Trial:
         return {source: best_val(run) for source, run in self.runs.items()}
 
     def mean(self, name: str) -> float | None:
-        """Of a figure on val over all data sets; None where a run never came so far."""
-        found = [val.get(name) for val in self.vals.values()]
-        return None if None in found else statistics.fmean(x for x in found if x is not None)
+        """Of a metric on val over all data sets; None where a run has none."""
+        values = [val.get(name) for val in self.vals.values()]
+        return None if None in values else statistics.fmean(x for x in values if x is not None)
 
     def rank(self) -> tuple[float, float]:
-        """What the best trial has most of; a few held-out images often tie on top-1."""
+        """Trials are compared by accuracy, then by loss: a few held-out images often tie."""
         worst = (-1.0, -math.inf)
         scores = [score(val, self.balanced) if val else worst for val in self.vals.values()]
         accuracies, losses = zip(*scores, strict=True)
@@ -139,9 +140,8 @@ class Trial:
 
 
 def best_val(run: Run) -> dict[str, Any]:
-    """A run's evaluation on val with the weights it kept; empty if it never came so far.
-
-    A run that diverged may have had its best evaluation before, and would win with it.
+    """The evaluation on val of the weights that a run saved; empty unless it finished: a run that
+    diverged may have had the best evaluation before.
     """
     events = [event for event in run.events() if event.get("event") == "val"]
     if not events or run.info().get("status") != "finished":
@@ -154,7 +154,7 @@ def best_val(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The protocol while it goes on; under torchrun, in each of the processes."""
+    """The runs of a sweep; under torchrun, in each of the processes."""
 
     config: Config
     out: Path
@@ -163,38 +163,36 @@ class Sweep:
     where: Devices
 
     def try_point(self, point: Mapping[str, Any], sources: Sequence[str]) -> Trial:
-        """Trains with one point of the grid on each data set, without looking at test."""
-        name = named("trial", point)
-        trial = {}
-        for source in sources:
-            told = ", ".join(f"{k}={shown(v)}" for k, v in point.items())
-            trial[source] = self.go(source, Path("trials") / name, point, f"trial    {told}")
+        """Trains with one point of the grid on each data set, without touching test."""
+        name = Path("trials") / _folder_name("trial", point)
+        title = "trial    " + ", ".join(f"{k}={shown(v)}" for k, v in point.items())
+        trial = {source: self.train(source, name, point, title) for source in sources}
         train = with_point(self.config, point).train
         return Trial(point, trial, train.class_weights == "balanced")
 
     def retrain(self, best: Trial, source: str, seed: int) -> Run:
-        """The chosen settings on all of train, then test, once."""
+        """Trains with the chosen settings on all of train and evaluates on test once."""
         chosen = {**best.settings, "seed": seed, "data.train_on": "train+val", "train.keep": "last"}
         name = Path(f"seed{seed}")
-        # Another choice, made when a grid grows or an absent data set comes, needs its own place.
-        folder, config = self.folder(source) / name, self.config_for(source, chosen)
-        taken = runs.is_run(folder) and not self.holds(folder, config)
-        if taken or SOURCE in self.config.sweep:
-            name = Path(named(f"seed{seed}", best.settings))
-        return self.go(source, name, chosen, f"retrain  seed {seed} on train and val")
+        # Another choice, made when a grid grows or a data set is added, needs its own folder.
+        folder, config = self._folder(source) / name, self._config(source, chosen)
+        taken = runs.is_run(folder) and not self._holds(folder, config)
+        if taken or _SOURCE in self.config.sweep:
+            name = Path(_folder_name(f"seed{seed}", best.settings))
+        return self.train(source, name, chosen, f"retrain  seed {seed} on train and val")
 
-    def go(self, source: str, name: Path, point: Mapping[str, Any], told: str) -> Run:
+    def train(self, source: str, name: Path, point: Mapping[str, Any], title: str) -> Run:
         """One run on one data set, unless it is finished already; a retrained one is tested."""
-        config = self.config_for(source, point)
-        folder = self.place(self.folder(source) / name, config)
-        run = finished(folder, config)
-        self.where.wait()  # or a fast process would begin what a slow one has yet to look for
+        config = self._config(source, point)
+        folder = self._existing_folder(self._folder(source) / name, config)
+        run = _finished(folder, config)
+        self.where.wait()  # or a fast process would start what a slow one is still looking for
         final = config.data.train_on == "train+val"
         if run is not None:
             if final and run.info().get("status") == "failed":
                 raise FailureError(f"{folder}: {run.info()['message']}")
             return run
-        say(f"{told}{self.told_of(source)}")
+        say(f"{title}{self._suffix(source)}")
         try:
             train_config(
                 config, folder, resume=True, device=self.device, facts=self.facts, test=final
@@ -202,19 +200,21 @@ class Sweep:
         except DivergedError as error:
             if final:
                 raise
-            say(f"failed   {error}")  # a learning rate too high is an answer too
+            say(f"failed   {error}")  # a learning rate that is too high is a result too
         self.where.wait()
-        refuse_stopped(Run(folder))
+        if Run(folder).info().get("status") == "stopped":
+            message = Run(folder).info().get("message")
+            raise FailureError(f"{message}; the same command continues from there")
         return Run(folder)
 
-    def place(self, folder: Path, config: Config) -> Path:
-        """Where a run with these settings is, whatever grid it was begun for, else a new folder."""
+    def _existing_folder(self, folder: Path, config: Config) -> Path:
+        """The folder of a run with these settings, started for whatever grid, or `folder`."""
         beside = sorted(folder.parent.iterdir()) if folder.parent.is_dir() else []
-        return next((one for one in (folder, *beside) if self.holds(one, config)), folder)
+        return next((one for one in (folder, *beside) if self._holds(one, config)), folder)
 
-    def holds(self, folder: Path, config: Config) -> bool:
-        """Whether a folder has a run with these settings; how the machine is used counts only
-        where that is tried."""
+    def _holds(self, folder: Path, config: Config) -> bool:
+        """Whether a folder holds a run with these settings; `system` settings count only where they
+        are part of the grid."""
         if not runs.is_run(folder):
             return False
         began, wanted = to_flat(load(folder / "config.toml")), to_flat(config)
@@ -222,32 +222,31 @@ class Sweep:
         counts = (name for name in wanted if name in tried or not name.startswith("system."))
         return all(began[name] == wanted[name] for name in counts)
 
-    def folder(self, source: str) -> Path:
-        """Where the runs on a data set are: below its name, where there are several."""
-        return self.out / runs.name_of(source, ()) if SOURCE in self.config.sweep else self.out
+    def _folder(self, source: str) -> Path:
+        """Of the runs on a data set: below its name, where there are several."""
+        return self.out / runs.name_of(source, ()) if _SOURCE in self.config.sweep else self.out
 
-    def told_of(self, source: str) -> str:
-        """The data set, where there are several, and what is set for it alone."""
+    def _suffix(self, source: str) -> str:
+        """The data set, where there are several, and the settings for it alone."""
         own = ", ".join(f"{name}={shown(value)}" for name, value in OWN.get(source, {}).items())
-        if SOURCE not in self.config.sweep:
+        if _SOURCE not in self.config.sweep:
             return ""
         return f"  on {source}" + (f" ({own})" if own else "")
 
-    def config_for(self, source: str, point: Mapping[str, Any]) -> Config:
-        """The run that a point of the grid stands for, on one data set."""
-        own = {SOURCE: source, **OWN.get(source, {})} if SOURCE in self.config.sweep else {}
+    def _config(self, source: str, point: Mapping[str, Any]) -> Config:
+        """The config of a point of the grid on one data set."""
+        own = {_SOURCE: source, **OWN.get(source, {})} if _SOURCE in self.config.sweep else {}
         config = with_point(self.config, {**own, **point})
         return apply_hyperrule(config, open_parts(config)) if config.train.hyperrule else config
 
 
-def named(name: str, point: Mapping[str, Any]) -> str:
-    """A folder's name that carries a point of the grid."""
-    # The names of folders leave system settings out, which may be what is tried here.
-    told = [f"{k.replace('system.', 'system-')}={shown(value)}" for k, value in point.items()]
-    return runs.name_of(name, told)
+def _folder_name(name: str, point: Mapping[str, Any]) -> str:
+    # Folder names leave system settings out, which may be what is tried here.
+    settings = [f"{k.replace('system.', 'system-')}={shown(value)}" for k, value in point.items()]
+    return runs.name_of(name, settings)
 
 
-def run_sweep(
+def _run_sweep(
     config: Config,
     out: Path,
     *,
@@ -256,37 +255,39 @@ def run_sweep(
     device: str = "auto",
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The whole protocol, in folders below `out`; what is finished there is not done again.
+    """The whole protocol, in folders below `out`; finished runs are not repeated.
 
     `numbered` takes OUT-2, OUT-3, … where `out` is taken.
     """
     grid = points(config)
-    if config.train.objective == "masked":
-        raise VitrailError("a sweep chooses by val top-1, which train.objective=masked has not")
+    if not config.train.uses_labels:
+        raise VitrailError(
+            f"a sweep chooses by val top-1; train.objective={config.train.objective} has none"
+        )
     if seeds < 1:
         raise VitrailError(f"--seeds {seeds}: expected at least one")
     system = config.system
-    # Joined here and not run by run: processes that parted could not find each other again.
+    # One process group for all runs: processes that left it could not find each other again.
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
         sources, absent = present(config, where, facts.get("changed", ()))
         if where.main:
             out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
         out = where.shared(out)
-        going = Sweep(config, out, device, facts, where)
-        trials = [going.try_point(point, sources) for point in grid]
+        protocol = Sweep(config, out, device, facts, where)
+        trials = [protocol.try_point(point, sources) for point in grid]
         best = chosen(trials)
         finals = {
-            source: [going.retrain(best, source, seed) for seed in range(seeds)]
+            source: [protocol.retrain(best, source, seed) for seed in range(seeds)]
             for source in sources
         }
-        many = SOURCE in config.sweep
+        many = _SOURCE in config.sweep
         result = {
-            "trials": [described(trial, best, many) for trial in trials],
+            "trials": [_trial_row(trial, best, many) for trial in trials],
             "chosen": dict(best.settings),
             "out": str(out),
         }
         if many:
-            result |= several(config.sweep[SOURCE], finals, absent)
+            result |= several(config.sweep[_SOURCE], finals, absent)
         else:
             result |= summary(finals[sources[0]])
         if where.main:
@@ -295,8 +296,8 @@ def run_sweep(
 
 
 def points(config: Config) -> list[dict[str, Any]]:
-    """Every combination of the grid's values; data sets are no part of the grid."""
-    names = [name for name in config.sweep if name != SOURCE]
+    """Every combination of the grid's values; data sets are not part of the grid."""
+    names = [name for name in config.sweep if name != _SOURCE]
     if not config.sweep:
         raise VitrailError(
             "nothing to try: give a list, as optim.lr=[0.003,0.01,0.03], or a recipe with [sweep]"
@@ -310,32 +311,31 @@ def points(config: Config) -> list[dict[str, Any]]:
 def present(
     config: Config, where: Devices, changed: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The data sets that are there for every process, and why the others are not."""
-    if SOURCE not in config.sweep:
-        check_parts(config, changed)
+    """The data sets that every process can open, and why the others cannot be opened."""
+    if _SOURCE not in config.sweep:
+        _check_splits(config, changed)
         return [config.data.source], {}
     found: dict[str, str] = {}
-    for source in config.sweep[SOURCE]:
+    for source in config.sweep[_SOURCE]:
         try:
-            check_parts(with_point(config, {SOURCE: source}), changed)
+            _check_splits(with_point(config, {_SOURCE: source}), changed)
         except DamagedError:
-            raise  # a task must not drop out of the means because its file broke
+            raise  # a task must not drop out of the means because its file is damaged
         except FailureError as error:
             found[source] = str(error)
-    found = where.union(found)  # processes with other lists of runs would wait for ever
-    absent = {source: found[source] for source in config.sweep[SOURCE] if source in found}
+    found = where.union(found)  # processes with different lists of runs would wait forever
+    absent = {source: found[source] for source in config.sweep[_SOURCE] if source in found}
     for source, reason in absent.items():
         say(f"absent   {source}: {reason}")
-    there = [source for source in config.sweep[SOURCE] if source not in absent]
+    there = [source for source in config.sweep[_SOURCE] if source not in absent]
     if not there:
         raise FailureError(
-            f"none of {len(absent)} data sets is there; {next(iter(absent.values()))}"
+            f"none of {len(absent)} data sets can be opened; {next(iter(absent.values()))}"
         )
     return there, absent
 
 
-def check_parts(config: Config, changed: Sequence[str]) -> None:
-    """Something to choose on and something to test on."""
+def _check_splits(config: Config, changed: Sequence[str]) -> None:
     parts = open_parts(config, changed)
     if parts.val is None or not config.train.evaluations:
         raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
@@ -344,30 +344,21 @@ def check_parts(config: Config, changed: Sequence[str]) -> None:
 
 
 def with_point(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The run that some settings stand for."""
+    """The config of one run, without the grid."""
     values = {k: v for k, v in to_flat(config).items() if not k.startswith("sweep.")}
     for name, value in settings.items():
         put(values, name, list(value) if isinstance(value, tuple) else value)
     return build(values)
 
 
-def finished(folder: Path, config: Config) -> Run | None:
-    """The run in a folder, if it is complete, or diverged, as it would again.
-
-    One with other settings is an error, not an answer.
-    """
+def _finished(folder: Path, config: Config) -> Run | None:
+    """The run in a folder if it is complete, or diverged, as it would again."""
     run = Run(folder)
     if runs.is_run(folder):
         runs.refuse_other(folder, config)
     info = run.info()
     diverged = info.get("status") == "failed" and info.get("message", "").startswith("loss is ")
     return run if info.get("status") == "finished" or diverged else None
-
-
-def refuse_stopped(run: Run) -> None:
-    """A sweep whose run was interrupted ends with it."""
-    if run.info().get("status") == "stopped":
-        raise FailureError(f"{run.info().get('message')}; the same command goes on from there")
 
 
 def chosen(trials: Sequence[Trial]) -> Trial:
@@ -382,17 +373,17 @@ def chosen(trials: Sequence[Trial]) -> Trial:
     return best
 
 
-def described(trial: Trial, best: Trial, many: bool) -> dict[str, Any]:
-    """A trial as plain values; with `many` data sets, what became of it on each."""
-    found = {
+def _trial_row(trial: Trial, best: Trial, many: bool) -> dict[str, Any]:
+    """A trial as plain values; with `many` data sets, its result on each."""
+    row = {
         "settings": dict(trial.settings),
         "val_top1": trial.mean("top1"),
         "val_loss": trial.mean("loss"),
         "chosen": trial is best,
     }
     if not many:
-        return found | {"run": str(next(iter(trial.runs.values())).folder)}
-    return found | {
+        return row | {"run": str(next(iter(trial.runs.values())).folder)}
+    return row | {
         "data": {
             source: {"val_top1": trial.vals[source].get("top1"), "run": str(run.folder)}
             for source, run in trial.runs.items()

@@ -3,59 +3,51 @@
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from vitrail import runs
 from vitrail.config import Config
 from vitrail.console import TrainingBar, count_progress, duration, is_main, optional, say
 from vitrail.data.contents import content_hashes
-from vitrail.data.dataset import Data, Joined, Source, subset
-from vitrail.data.loader import Batch, derive
-from vitrail.data.opening import as_brought, open_data, refuse_brought
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.dataset import Data, subset
+from vitrail.data.loader import derive
+from vitrail.data.opening import open_parts
 from vitrail.devices import Devices, choose, devices, spread, too_large
 from vitrail.errors import VitrailError, one_line, out_of_memory
-from vitrail.evaluation.classify import evaluate
-from vitrail.evaluation.features import cached
-from vitrail.evaluation.parts import trained_on
+from vitrail.evaluation.evaluate import evaluate_dataset
+from vitrail.evaluation.features import existing_cache, open_cache
+from vitrail.evaluation.held_out import is_recorded
+from vitrail.evaluation.predictor import Predictor
 from vitrail.files import cache, move
 from vitrail.model import Classifier, build
-from vitrail.objectives.classify import Classify
-from vitrail.objectives.masked import MaskedPatches
 from vitrail.runs import Run
 from vitrail.settings import load as load_config
 from vitrail.settings import to_flat
-from vitrail.training import checkpoint, cost, optim
-from vitrail.training.build import apply_hyperrule, build_model, length_of
-from vitrail.training.checkpoint import Counters, Learner
-from vitrail.training.hooks import NAMED_BROKEN, Hooks, Signals
-from vitrail.training.inputs import (
-    Inputs,
-    evaluation_batch,
-    features_for,
-    images_for,
-    validated_by_loss,
-    workers_for,
-)
-from vitrail.training.loop import Length, Loop
-from vitrail.training.optim import EMA, Schedule
+from vitrail.training import checkpoint
+from vitrail.training.build import apply_hyperrule, build_model, build_schedule
+from vitrail.training.checkpoint import Counters, TrainState
+from vitrail.training.cost import start_meter
+from vitrail.training.hooks import SKIPPED_SHOWN, Hooks
+from vitrail.training.inputs import decoding_workers, evaluation_batch
+from vitrail.training.loop import Loop
+from vitrail.training.objectives import Objective, build_objective
+from vitrail.training.optim import EMA, build_optimizer
 from vitrail.training.resolve import Settings, resolve_config
 from vitrail.training.summary import BY_CONTENT, describe, fingerprint, lines
 from vitrail.training.tracking import tracker
 from vitrail.weights.load import load, save
 from vitrail.weights.published import count
 
-BEGUN_BEFORE = (
-    ", not bit-exactly: it was begun by a version that drew augmentation and masks differently"
+_OTHER_DRAWS = (
+    ", not bit-exactly: it was started by a version that drew augmentation and masks differently"
 )
 
 
@@ -76,63 +68,13 @@ def train(
             runs.refuse_other(folder, resolved.config)
         say(f"{folder} holds {runs.described(run)}")
         if not (run.inspected() and (folder / "report.html").exists()):
-            finish_run(run, device)  # a kill after training left it without
+            _finish(run, device)  # a kill after training left it without
         return run
     options: dict[str, Any] = {"resume": resume, "device": device, "facts": resolved.facts()}
     run = train_config(resolved.config, folder, numbered=numbered, **options)
     if run.writes:
-        finish_run(run, device)
+        _finish(run, device)
     return run
-
-
-def finish_run(run: Run, device: str) -> None:
-    """The report, and the last lines."""
-    info = run.info()
-    if info["status"] == "finished" and not run.inspected():
-        inspect_run(run, device)
-    page = optional("reporting.page", "the report is")
-    target: Path | None = page.write(run.folder) if page else None
-    top1, split, n = runs.score(run)
-    parts = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]
-    if info["status"] != "finished":
-        return
-    if top1 is not None:
-        parts.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
-    run.say(" · ".join(parts))
-    say_skipped(run, target or run.folder / "run.json")
-    if target:
-        run.say(f"report   {target}")
-    folder = shlex.quote(str(run.folder))
-    if load_config(run.folder / "config.toml").train.objective == "masked":
-        run.say(f"next     vitrail train DATA model.init={folder}")
-    else:
-        run.say(f"next     vitrail predict {folder} photo.jpg   or vitrail serve {folder}")
-
-
-def say_skipped(run: Run, target: Path) -> None:
-    """How many images could not be decoded, and where all are named; training named the first few
-    that it met, so those of test are named here."""
-    tested = run.evaluation("test").get("broken", [])
-    for _, reason in tested[:NAMED_BROKEN]:
-        run.say(f"skipped  {reason}")
-    if n := len(run.info()["data"]["broken"]) + len(tested):
-        run.say(f"skipped  {n:,} in all, which {target} lists")
-
-
-def inspect_run(run: Run, device: str) -> None:
-    """What the model of a run looks at, for its report; nothing is lost where that fails."""
-    summary = optional("inspection.summary", "inspection is")
-    if summary is None:
-        return
-    try:
-        data = open_parts(load_config(run.folder / "config.toml"))
-        split = next(name for name in ("test", "val", "train") if name in data.parts)
-        model = load(run.folder).to(choose(device))
-        # No longer than training took: a run of seconds is not worth many of them.
-        seconds = min(summary.SECONDS, float(run.info().get("seconds", 0.0)))
-        summary.summarize(model, data.part(split), split, run.folder / "inspection", seconds)
-    except (VitrailError, RuntimeError, OSError) as error:
-        run.say(f"inside   not looked at: {one_line(error)}")
 
 
 def demo(out: str | Path = "runs/demo") -> Run:
@@ -155,10 +97,10 @@ def train_config(
     facts: Mapping[str, Any] | None = None,
     test: bool = True,
 ) -> Run:
-    """Trains as the settings say, measures on the test part once, and leaves all of it in `out`.
+    """Trains as the settings say, evaluates on test once, and writes everything to `out`.
 
     `numbered` takes OUT-2, OUT-3, … where `out` is taken. `facts` go into run.json; without
-    `test`, the test part is not touched (a sweep's trial).
+    `test`, the test split is not touched (a sweep's trial).
     """
     system = config.system
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
@@ -167,325 +109,211 @@ def train_config(
         if where.main:
             out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
             runs.create(out, config, dict(facts or {}), resume)
-        out = where.shared(out)
-        run = Run(out, writes=where.main)
-        keep_head = where.shared(kept_head(run, config))
+        run = Run(where.shared(out), writes=where.main)
         try:
-            return Training(config, data, where, run, keep_head).go(test)
+            return _train_and_test(config, data, where, run, test)
         except BaseException as error:
-            kind = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            full = isinstance(error, RuntimeError) and out_of_memory(error)
-            told = too_large(where) if full else error
-            run.update(status=kind, message=str(told) or type(told).__name__)
-            if full:
-                raise told from None
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            memory = isinstance(error, RuntimeError) and out_of_memory(error)
+            shown = too_large(where) if memory else error
+            run.update(status=status, message=str(shown) or type(shown).__name__)
+            if memory:
+                raise shown from None
             raise
 
 
-def open_parts(config: Config, changed: Sequence[str] = (), brought: Data | None = None) -> Data:
-    """The data set of a run, its parts as the settings want them.
+def _train_and_test(config: Config, data: Data, where: Devices, run: Run, test: bool) -> Run:
+    torch.manual_seed(derive(config.seed))
+    keep_head = where.shared(_keeps_head(run, config))
+    labels = data.labels if config.train.uses_labels else ()
+    model = build_model(config.model, config.data, labels, keep_head)
+    model.activation = "sigmoid" if config.train.objective == "sigmoid" else "softmax"
+    model.activation_checkpointing = config.system.recompute
+    data = _without_trained_on(data, model, config.model.init)
+    skipped = _announce(config, data, model, where, run, keep_head)
+    counters, stop_signal = _fit(config, data, model, where, run, skipped)
+    facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
+    facts["seconds"] = round(counters.spent, 1)
+    if stop_signal:
+        message = f"stopped by {stop_signal} at step {counters.step}"
+        run.update(status="stopped", message=message, **facts)
+        command = f"; `{runs.resume_command(run.folder)}` continues it" if test else ""
+        run.say(f"{message}; last.pt is written{command}")
+        return run
+    where.wait()
+    began = time.perf_counter()
+    if test and config.train.uses_labels and data.test is not None:
+        _evaluate_on_test(config, data, where, run)
+    facts["total_seconds"] = round(counters.spent + time.perf_counter() - began, 1)
+    message = ""
+    if counters.stopped_early:
+        message = f"stopped early: no better val for {counters.since_best} evaluations"
+        run.say(message)
+    run.update(status="finished", message=message, **facts)
+    return run
 
-    `changed` are settings beyond the recipe's, `data.val=0.2`, which are refused where they have no
-    effect; `brought` is the data if it is open already.
-    """
-    settings = config.data
-    if not settings.source:
-        raise VitrailError("no data: name a folder, shards or a catalog name in data.source")
-    try:
-        settings.source.encode()
-    except UnicodeEncodeError:
-        told = ascii(settings.source)
-        raise VitrailError(f"data.source = {told} is no UTF-8; give it another name") from None
-    everything = settings.train_on == "train+val"
-    if brought is None:
-        brought = as_brought(settings.source, unlabeled=config.train.objective == "masked")
-    names = {setting.partition("=")[0].removeprefix("sweep.") for setting in changed}
-    keys = [key for key in ("val", "test", "split") if f"data.{key}" in names]
-    refuse_brought(brought, {key: getattr(settings, key) for key in keys})
-    data = open_data(
-        brought,
-        # What is not held out at first is part of train, and of its subset.
-        val=0.0 if everything else settings.val,
-        test=settings.test,
-        split=settings.split,
-        subset=settings.subset,
-        only=settings.only,
+
+def _announce(
+    config: Config, data: Data, model: Classifier, where: Devices, run: Run, keep_head: bool
+) -> dict[str, str]:
+    """Writes the facts of the run to run.json and its first lines to the terminal; returns the
+    images that earlier sessions could not decode."""
+    print_of_data = where.shared(_fingerprint(data, model, run) if where.main else "")
+    facts = describe(config, data, model, where, print_of_data)
+    facts["model"]["keep_head"] = keep_head
+    if run.has_checkpoint():
+        _refuse_other_data(run, facts["data"])
+    run.update(**facts)
+    for line in lines(config, run.info() | facts, run.folder):
+        run.say(line)
+    return dict(facts["data"]["broken"])
+
+
+def _fit(
+    config: Config,
+    data: Data,
+    model: Classifier,
+    where: Devices,
+    run: Run,
+    skipped: dict[str, str],
+) -> tuple[Counters, str]:
+    """Trains, from the beginning or from the last checkpoint; returns the counters and the signal
+    that stopped it, if one did."""
+    meter = start_meter(run, where, config, model)
+    began = time.perf_counter()
+    objective = build_objective(config, model, data, where)
+    prepared = time.perf_counter() - began
+    state = _train_state(config, objective, where)
+    _resume(state, run, where)
+    counters = state.counters
+    counters.prepared += prepared
+    images = len(data.part("train").targets)
+    loop = Loop(
+        state=state,
+        schedule=build_schedule(config, images, counters.prepared),
+        devices=where,
+        batch=config.train.batch,
+        clip=config.optim.clip,
         seed=config.seed,
+        microbatch=config.system.microbatch,
     )
-    if config.train.patience and data.val is None and not everything:
-        raise VitrailError("train.patience needs a val part to evaluate on; set data.val")
-    if everything and data.val is not None:  # the data brings a val part of its own
-        data = replace(data, train=Joined(data.part("train"), data.val), val=None)
-    return data
 
+    def cost(step: int) -> dict[str, Any]:
+        return meter.read(step, objective.features_computed)
 
-@dataclass
-class Training:
-    """One run while it goes on."""
-
-    config: Config
-    data: Data
-    where: Devices
-    run: Run
-    keep_head: bool = False
-    broken: dict[str, str] = field(default_factory=dict)
-    """Pictures that earlier sessions could not decode, and why."""
-
-    def go(self, test: bool) -> Run:
-        """From the first line on the terminal to the last."""
-        torch.manual_seed(derive(self.config.seed))
-        masked = self.config.train.objective == "masked"
-        labels = () if masked else self.data.labels
-        model = build_model(self.config.model, self.config.data, labels, self.keep_head)
-        self.data = untested(self.data, model, self.config.model.init)
-        model.activation = "sigmoid" if self.config.train.objective == "sigmoid" else "softmax"
-        model.activation_checkpointing = self.config.system.recompute
-        length = length_of(self.config, len(self.data.part("train").targets))
-        found = self.where.shared(self.recognize(model) if self.where.main else "")
-        told = describe(self.config, self.data, model, self.where, length, found)
-        told["model"]["keep_head"] = self.keep_head
-        if self.run.has_checkpoint():
-            refuse_other_data(self.run, told["data"])
-            self.broken = dict(told["data"]["broken"])
-        self.run.update(**told)
-        for line in lines(self.config, self.run.info() | told, self.run.folder):
-            self.run.say(line)
-        signals = Signals()
-        loop = self.fit(model, length, signals)
-        return self.conclude(loop, signals, test)
-
-    def recognize(self, model: Classifier) -> str:
-        """The fingerprint of the training images, which are recorded in a new run."""
-        source, resumed = self.data.part("train"), self.run.has_checkpoint()
-        began = self.run.info().get("data", {}).get("fingerprint", "")
-        if resumed and not began.startswith(BY_CONTENT):
-            return fingerprint(source)  # as the version that began the run did
-        with count_progress("reading train") as advance:
-            hashes = content_hashes(source, advance)
-        if not resumed:
-            # What the weights it starts from learned from, it has learned from as well.
-            before = runs.training_images(model.file)
-            known = hashes if before is None else np.concatenate([hashes, before])
-            self.run.record_training_images(known)
-        return fingerprint(source, hashes)
-
-    def fit(self, model: Classifier, length: Length, signals: Signals) -> Loop:
-        """The loop, from the beginning or from the last checkpoint, to its end."""
-        meter = cost.start(self.run, self.where, self.config, model)
-        feed = features_for if self.config.train.freeze else images_for
-        began = time.perf_counter()
-        inputs = feed(model, self.data, self.config, self.where)
-        prepared = time.perf_counter() - began
-        meter = replace(meter, features=inputs.computed)
-        learner = self.learner(inputs.trained)
-        if self.config.train.objective == "masked":
-            inputs = validated_by_loss(
-                inputs, checkpoint.bare(learner.task), self.data, self.config, self.where
-            )
-        loop = self.loop(learner, length, inputs)
-        self.go_on(loop)
-        loop.counters.prepared += prepared
-        loop.length = length = length.less(loop.counters.prepared)
-        keep = partial(self.keep, model, learner, inputs)
-        with ExitStack() as stack:
-            hooks = self.hooks(inputs, signals, stack)
-            hooks.note_broken(inputs.broken)
-            hooks.keep = keep
-            hooks.done = length.done(loop.counters)
-            hooks.flops_per_image = self.flops(model)
-            hooks.cost = meter.read
-            if not loop.counters.stopped_early and hooks.done < 1:
-                # Before and after, nothing needs to be written first.
-                stack.enter_context(signals.watched())
-                loop.run(inputs.batches(loop.counters.step), hooks)
-        self.run.name_broken(self.where.union(hooks.broken))
-        self.run.update(cost=meter.read(loop.counters.step))
-        if not signals.asked and (self.config.train.keep == "last" or loop.counters.best is None):
-            with learner.averaged():
-                keep()
-        return loop
-
-    def go_on(self, loop: Loop) -> None:
-        """Takes the loop to where the last checkpoint, if there is one, left it."""
-        if self.where.any(self.run.has_checkpoint()):
-            last, previous = self.run.checkpoint, self.run.previous_checkpoint
-            used, state, loop.counters, problems = checkpoint.read_newest(
-                (last, previous), self.where
-            )
-            loop.learner.restore(state, used)
-            why = "".join(f"  ({problem}; using {used.name})" for problem in problems)
-            exactly = "" if loop.counters.draws == Counters.draws else BEGUN_BEFORE
-            self.run.say(f"resumed  at step {loop.counters.step}{exactly}{why}")
-            if problems and self.run.writes:
-                # Or the next checkpoint would push the good one out and keep the damaged one.
-                move(previous, last)
-        self.run.forget_after(loop.counters.step)
-
-    def hooks(self, inputs: Inputs, signals: Signals, stack: ExitStack) -> Hooks:
-        """What happens between updates."""
-        train, system = self.config.train, self.config.system
-        name = system.tracker if self.where.main else "none"
-        track, close = tracker(name, self.run.folder, to_flat(self.config))
+    with ExitStack() as stack:
+        tracker_name = config.system.tracker if where.main else "none"
+        track, close = tracker(tracker_name, run.folder, to_flat(config))
         stack.callback(close)
-        return Hooks(
-            run=self.run,
-            images=len(self.data.part("train").targets),
-            evaluations=train.evaluations,
-            patience=train.patience,
-            validate=inputs.validate,
-            keep_best=train.keep == "best",
-            balanced=train.class_weights == "balanced",
-            log_steps=system.log_steps,
-            checkpoint_steps=system.checkpoint_steps,
-            checkpoint_seconds=60 * system.checkpoint_minutes,
-            bar=stack.enter_context(TrainingBar(self.where.main)),
+        hooks = Hooks(
+            run=run,
+            config=config,
+            images=images,
+            validates=data.val is not None,
+            save_model=partial(_save_model, run, model, state),
+            cost=cost,
+            flops_per_image=0.0 if config.train.freeze else 2e9 * count(model.architecture).gmacs,
+            bar=stack.enter_context(TrainingBar(where.main)),
             track=track,
-            signals=signals,
-            first=partial(self.draw, inputs),
-            broken=self.broken,
+            skipped=skipped,
+            done=loop.done,
         )
+        hooks.note_skipped(objective.skipped)
+        if not counters.stopped_early and loop.done < 1:
+            # Before and after, nothing needs to be written first.
+            stack.enter_context(hooks.watch_signals())
+            loop.run(objective.batches(counters.step), hooks)
+    run.name_broken(where.union(hooks.skipped))
+    run.update(cost=cost(counters.step))
+    if not hooks.stop_signal and (config.train.keep == "last" or counters.best is None):
+        with state.averaged():
+            hooks.save_model()
+    return counters, hooks.stop_signal
 
-    def flops(self, model: Classifier) -> float:
-        """Floating-point operations of one image's forward pass."""
-        return 0.0 if self.config.train.freeze else 2e9 * count(model.architecture).gmacs
 
-    def learner(self, trained: nn.Module) -> Learner:
-        """The objective around what is trained, with its optimizer and average, on the devices."""
-        settings = self.config.train
-        weights = None
-        if settings.class_weights == "balanced":
-            weights = balance(self.data.part("train"))
-        task = self.objective(trained, weights)
-        spread_task = spread(task, self.config.system.parallel, self.where)
-        if self.config.system.compile and not settings.freeze:
-            # A classifier by itself, so that evaluation is compiled as well.
-            compiled = task if settings.objective == "masked" else trained
-            graphs = self.config.system.graphs and self.where.device.type == "cuda"
-            compiled.compile(mode="reduce-overhead" if graphs else None)
-        ema = EMA(task, settings.ema, settings.ema_ramp) if settings.ema else None
-        half = self.where.precision is torch.float16 and self.where.device.type == "cuda"
-        return Learner(
-            task=spread_task,
-            optimizer=optim.build(task, self.config.optim, self.where.device),
-            ema=ema,
-            scaler=torch.amp.GradScaler(self.where.device.type, enabled=half),
+def _train_state(config: Config, objective: Objective, where: Devices) -> TrainState:
+    """The objective on the devices, its optimizer and its EMA."""
+    train, system = config.train, config.system
+    task = spread(objective, system.parallel, where)
+    if system.compile and not train.freeze:
+        graphs = system.graphs and where.device.type == "cuda"
+        objective.compiled.compile(mode="reduce-overhead" if graphs else None)
+    float16 = where.precision is torch.float16 and where.device.type == "cuda"
+    return TrainState(
+        task=task,
+        ema=EMA(objective, train.ema, train.ema_ramp) if train.ema else None,
+        optimizer=build_optimizer(objective, config.optim, where.device),
+        scaler=torch.amp.GradScaler(where.device.type, enabled=float16),
+    )
+
+
+def _resume(state: TrainState, run: Run, where: Devices) -> None:
+    """Restores the last checkpoint, if there is one."""
+    if where.any(run.has_checkpoint()):
+        last, previous = run.checkpoint, run.previous_checkpoint
+        path, tensors, counters, problems = checkpoint.read_newest((last, previous), where)
+        state.restore(tensors, counters, path)
+        why = "".join(f"  ({problem}; using {path.name})" for problem in problems)
+        exactly = "" if counters.draws == Counters.draws else _OTHER_DRAWS
+        run.say(f"resumed  at step {counters.step}{exactly}{why}")
+        if problems and run.writes:
+            # Or the next checkpoint would push the good one out and keep the damaged one.
+            move(previous, last)
+    run.forget_after(state.counters.step)
+
+
+def _save_model(run: Run, model: Classifier, state: TrainState) -> None:
+    """Writes the current weights as the run's model."""
+    tensors = state.weights()
+    if not run.writes:
+        return
+    if state.objective.model is not model:  # a linear probe trains the head alone
+        tensors = {f"head.{key}": x for key, x in tensors.items()}
+        tensors = {key: x.cpu() for key, x in model.state_dict().items()} | tensors
+    with torch.device("meta"):
+        copy = build(model.architecture)
+    copy.load_state_dict(tensors, assign=True)
+    copy.labels, copy.preprocess = model.labels, model.preprocess
+    copy.training_data, copy.activation = model.training_data, model.activation
+    save(copy, run.weights)
+
+
+def _evaluate_on_test(config: Config, data: Data, where: Devices, run: Run) -> None:
+    """Evaluates the saved model, read back from its file."""
+    source = data.part("test")
+    model = load(run.weights).to(where.device)
+    # A frozen run's features serve `fewshot` and `evaluate` afterwards.
+    features = (open_cache if config.train.freeze else existing_cache)(
+        model, where.precision, cache()
+    )
+    predictor = Predictor(model, source.labels, precision=where.precision, cache=features)
+    with count_progress("evaluating test", where.main) as advance:
+        result = evaluate_dataset(
+            predictor,
+            source,
+            data=data.name,
+            split="test",
+            model_name=run.folder.name,
+            batch=evaluation_batch(config, where),
+            workers=decoding_workers(config, where),
+            progress=advance,
         )
-
-    def objective(self, trained: nn.Module, weights: Tensor | None) -> nn.Module:
-        """What is learned, around what is trained."""
-        settings = self.config.train
-        if settings.objective != "masked":
-            smoothing, labels = settings.label_smoothing, self.data.labels
-            return Classify(trained, len(labels), settings.objective, smoothing, weights)
-        pre = trained.preprocess
-        assert isinstance(pre, Preprocessing)
-        return MaskedPatches(
-            trained,
-            target=settings.masked,
-            share=settings.masked_share,
-            mean=pre.mean,
-            std=pre.std,
-        )
-
-    def loop(self, learner: Learner, length: Length, inputs: Inputs) -> Loop:
-        """The loop at its beginning."""
-        optim = self.config.optim
-        schedule = Schedule(
-            peak=optim.lr,
-            warmup=optim.warmup,
-            decay=optim.decay,
-            floor=optim.floor,
-            milestones=optim.milestones,
-        )
-        return Loop(
-            learner=learner,
-            devices=self.where,
-            schedule=schedule,
-            length=length,
-            batch=self.config.train.batch,
-            clip=optim.clip,
-            seed=self.config.seed,
-            microbatch=self.config.system.microbatch,
-            prepare=inputs.prepare,
-        )
-
-    def draw(self, inputs: Inputs, batch: Batch) -> None:
-        """The sheet of augmented training images."""
-        if self.run.writes and inputs.sheet is not None:
-            inputs.sheet(batch).save(self.run.folder / "augmented.jpg", quality=85)
-
-    def keep(self, model: Classifier, learner: Learner, inputs: Inputs) -> None:
-        """Writes the present weights as the run's model."""
-        tensors = learner.weights()
-        if not self.run.writes:
-            return
-        if inputs.trained is not model:
-            tensors = {f"head.{key}": x for key, x in tensors.items()}
-            tensors = {key: x.cpu() for key, x in model.state_dict().items()} | tensors
-        with torch.device("meta"):
-            kept = build(model.architecture)
-        kept.load_state_dict(tensors, assign=True)
-        kept.labels, kept.preprocess = model.labels, model.preprocess
-        kept.training_data, kept.activation = model.training_data, model.activation
-        save(kept, self.run.weights)
-
-    def conclude(self, loop: Loop, signals: Signals, test: bool) -> Run:
-        """What became of the run, and how good its model is on test."""
-        counters = loop.counters
-        facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
-        facts["seconds"] = round(counters.spent, 1)
-        if signals.asked:
-            message = f"stopped by {signals.asked} at step {counters.step}"
-            self.run.update(status="stopped", message=message, **facts)
-            command = f"; `{runs.resume_command(self.run.folder)}` continues it" if test else ""
-            self.run.say(f"{message}; last.pt is written{command}")
-            return self.run
-        self.where.wait()
-        classifies = self.config.train.objective != "masked"
-        began = time.perf_counter()
-        if test and classifies and self.data.test is not None:
-            self.evaluate("test", self.data.test)
-        facts["total_seconds"] = round(counters.spent + time.perf_counter() - began, 1)
-        message = ""
-        if counters.stopped_early:
-            message = f"stopped early: no better val for {counters.since_best} evaluations"
-            self.run.say(message)
-        self.run.update(status="finished", message=message, **facts)
-        return self.run
-
-    def evaluate(self, split: str, source: Source) -> None:
-        """Measures the kept model, read back from its file, on one part of the data."""
-        model = load(self.run.weights).to(self.where.device)
-        # A frozen run's features serve `fewshot` and `evaluate` afterwards.
-        features = cached(model, self.where.precision, cache(), begin=self.config.train.freeze)
-        with count_progress(f"evaluating {split}", self.where.main) as advance, features as asked:
-            result = evaluate(
-                asked,
-                source,
-                data=self.data.name,
-                split=split,
-                model_name=self.run.folder.name,
-                batch=evaluation_batch(self.config, self.where),
-                precision=self.where.precision,
-                workers=workers_for(self.config, self.where),
-                progress=advance,
-            )
-        self.run.write_evaluation(split, result)
+    run.write_evaluation("test", result)
 
 
-def kept_head(run: Run, config: Config) -> bool:
-    """Whether a run keeps a head that knows the classes; before `model.keep_head`, all runs did."""
+def _keeps_head(run: Run, config: Config) -> bool:
+    """Whether a head that knows the classes is kept; before `model.keep_head`, all runs did."""
     if not run.has_checkpoint():
         return config.model.keep_head
     return run.info().get("model", {}).get("keep_head", True)
 
 
-def untested(data: Data, model: Classifier, init: str) -> Data:
-    """The data, its test part without images that the weights a run starts from learned from."""
+def _without_trained_on(data: Data, model: Classifier, init: str) -> Data:
+    """The data, its test split without images that the initial weights were trained on."""
     recorded = runs.training_images(model.file)
     if recorded is None or data.test is None:
         return data
-    seen = trained_on(data.test, recorded)
+    seen = is_recorded(data.test, recorded)
     if seen.all():
         raise VitrailError(
             f"model.init = {init} was trained on all {len(seen)} images of test; hold out others"
@@ -497,23 +325,81 @@ def untested(data: Data, model: Classifier, init: str) -> Data:
     return replace(data, test=subset(data.test, ~seen))
 
 
-def refuse_other_data(run: Run, data: dict[str, Any]) -> None:
-    """A run goes on with the pictures it began with, and keeps what it found wrong with them."""
+def _fingerprint(data: Data, model: Classifier, run: Run) -> str:
+    """Identifies the training images, which are recorded in a new run."""
+    source, resumed = data.part("train"), run.has_checkpoint()
+    began = run.info().get("data", {}).get("fingerprint", "")
+    if resumed and not began.startswith(BY_CONTENT):
+        return fingerprint(source)  # as the version that started the run did
+    with count_progress("reading train") as advance:
+        hashes = content_hashes(source, advance)
+    if not resumed:
+        # What the initial weights were trained on counts as well.
+        before = runs.training_images(model.file)
+        known = hashes if before is None else np.concatenate([hashes, before])
+        run.record_training_images(known)
+    return fingerprint(source, hashes)
+
+
+def _refuse_other_data(run: Run, data: dict[str, Any]) -> None:
+    """A run is resumed with the images it was started with; those it had to skip stay listed."""
     began = run.info().get("data", {})
     if began.get("fingerprint", data["fingerprint"]) != data["fingerprint"]:
         then, now = began.get("train"), data["train"]
         counts = f"{then} then, {now} now" if then != now else f"{now} as now, but not the same"
         raise VitrailError(
-            f"{run.folder} was begun with other training images ({counts}); bring them back to "
+            f"{run.folder} was started with other training images ({counts}); restore them to "
             "resume it, or choose another folder with --out"
         )
     data["broken"] = began.get("broken", [])
 
 
-def balance(source: Source) -> Tensor:
-    """The inverse of each class's share, scaled so that the mean weight of an image is one."""
-    counts = np.bincount(source.targets, minlength=len(source.labels))
-    present = counts > 0
-    weights = np.zeros(len(counts), dtype=np.float32)
-    weights[present] = len(source.targets) / (present.sum() * counts[present])
-    return torch.from_numpy(weights)
+def _finish(run: Run, device: str) -> None:
+    """The report, and the last lines."""
+    info = run.info()
+    finished = info["status"] == "finished"
+    if finished and not run.inspected():
+        inspect_run(run, device)
+    page = optional("reporting.page", "the report is")
+    target: Path | None = page.write(run.folder) if page else None
+    if not finished:
+        return
+    top1, split, n = runs.score(run)
+    parts = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]
+    if top1 is not None:
+        parts.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
+    run.say(" · ".join(parts))
+    _list_skipped(run, target or run.folder / "run.json")
+    if target:
+        run.say(f"report   {target}")
+    folder = shlex.quote(str(run.folder))
+    if load_config(run.folder / "config.toml").train.uses_labels:
+        run.say(f"next     vitrail predict {folder} photo.jpg   or vitrail serve {folder}")
+    else:
+        run.say(f"next     vitrail train DATA model.init={folder}")
+
+
+def _list_skipped(run: Run, target: Path) -> None:
+    """How many images could not be decoded, and where all are listed; training named the first few
+    of its own, so those of test are named here."""
+    tested = run.evaluation("test").get("broken", [])
+    for _, reason in tested[:SKIPPED_SHOWN]:
+        run.say(f"skipped  {reason}")
+    if n := len(run.info()["data"]["broken"]) + len(tested):
+        run.say(f"skipped  {n:,} in all, listed in {target}")
+
+
+def inspect_run(run: Run, device: str) -> None:
+    """Inspects the model of a run for its report; nothing is lost where that fails."""
+    summary = optional("inspection.summary", "inspection is")
+    if summary is None:
+        return
+    try:
+        data = open_parts(load_config(run.folder / "config.toml"))
+        split = next(name for name in ("test", "val", "train") if name in data.parts)
+        model = load(run.folder).to(choose(device))
+        # No longer than training took: a run of seconds is not worth many of them.
+        seconds = min(summary.SECONDS, float(run.info().get("seconds", 0.0)))
+        summary.summarize(model, data.part(split), split, run.folder / "inspection", seconds)
+    except (VitrailError, RuntimeError, OSError) as error:
+        run.say(f"inspect  failed: {one_line(error)}")

@@ -3,7 +3,7 @@ import pytest
 
 from tests.evaluation.examples import predictions
 from vitrail.evaluation.metrics import measure
-from vitrail.evaluation.presentation import classes, lines, show, show_fewshot
+from vitrail.evaluation.show import classes, lines, show, show_fewshot
 
 
 def result(n: int, k: int, broken=()) -> dict:

@@ -1,4 +1,4 @@
-"""An evaluation as a person reads it on a terminal."""
+"""Results of `evaluate` and `fewshot` on a terminal."""
 
 from collections.abc import Sequence
 from statistics import fmean, stdev
@@ -6,12 +6,12 @@ from typing import Any
 
 from vitrail.console import echo, table
 
-MANY = 30
+_MANY = 30
 """Classes up to which each has its line."""
-WORST = 10
+_WORST = 10
 """How many classes are shown where there are more."""
-FEW = 5
-"""How many confusions and broken pictures are named."""
+_FEW = 5
+"""How many confusions and broken images are named."""
 
 
 def show(result: dict[str, Any]) -> None:
@@ -51,8 +51,8 @@ def headline(result: dict[str, Any]) -> list[str]:
 def classes(result: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
     """Columns and rows of the table of classes with images: all of them, or the worst of many."""
     shown = with_images(result)
-    if len(shown) > MANY:
-        shown = sorted(shown, key=lambda row: row["f1"])[:WORST]
+    if len(shown) > _MANY:
+        shown = sorted(shown, key=lambda row: row["f1"])[:_WORST]
     columns = ("class", "n", "precision", "recall", "F1", "95 % interval of recall")
     return columns, [
         (
@@ -71,18 +71,18 @@ def closing(result: dict[str, Any]) -> list[str]:
     """What stands below the table: what it leaves out, what is confused, what was broken."""
     found = []
     n, there = len(result["per_class"]), len(with_images(result))
-    if there > MANY:
-        found.append(f"the {WORST} worst of {there:,} classes, by F1; --json lists all")
+    if there > _MANY:
+        found.append(f"the {_WORST} worst of {there:,} classes, by F1; --json lists all")
     if there < n and not result.get("absent"):
         found.append(f"no image  of {n - there:,} of {n:,} classes")
-    for pair in result["confused"][:FEW]:
+    for pair in result["confused"][:_FEW]:
         found.append(f"confused  {pair['truth']} taken for {pair['guess']}, {pair['n']:,} ×")
     if left_out := result.get("left_out", 0):
         found.append(f"left out  without a label that counts: {left_out:,}")
     if broken := result["broken"]:
-        rest = "; --json lists all" if len(broken) > FEW else ""
+        rest = "; --json lists all" if len(broken) > _FEW else ""
         found.append(f"broken    could not be read and not counted: {len(broken):,}{rest}")
-        found += [f"          {name}: {reason}" for name, reason in broken[:FEW]]
+        found += [f"          {name}: {reason}" for name, reason in broken[:_FEW]]
     return found
 
 
@@ -125,9 +125,9 @@ def show_fewshot(result: dict[str, Any]) -> None:
             less = f"{fewest:,} or more"
             echo(f"{shots} shots  some classes have fewer images in train, all used: {less}")
     broken = result["broken"]
-    for name, reason in broken[:FEW]:
+    for name, reason in broken[:_FEW]:
         echo(f"left out  {name}: {reason}")
-    if len(broken) > FEW:
+    if len(broken) > _FEW:
         echo(f"left out  {len(broken):,} in all; --json lists them")
 
 

@@ -1,4 +1,4 @@
-"""Masked patch prediction: what is spoilt, what is asked, and what the answers are worth."""
+"""Masked patch prediction: what is corrupted, what is asked, and what the answers are worth."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import vitrail
 from tests.models import small
 from vitrail import VitrailError
-from vitrail.objectives.masked import MaskedPatches, choose, draw, spoil
+from vitrail.training.objectives.masked import MaskedPatches, choose, corrupt, draw
 
 
 def noise(images: int, patches: int) -> torch.Tensor:
@@ -22,7 +22,7 @@ def model(**options):
     return small("vit", classes=0, size=64, **options)
 
 
-# What is spoilt.
+# What is corrupted.
 
 
 def test_exactly_the_share_of_each_image_is_chosen_and_every_patch_equally_often():
@@ -43,7 +43,7 @@ def test_eight_in_ten_are_hidden_one_is_swapped_one_stays():
     patches = torch.arange(1.0, 101).expand(500, 100)[..., None].contiguous()
     drawn = noise(500, 100)
     chosen = choose(drawn[:, 0], 0.5)
-    after = spoil(patches, chosen, torch.full((1,), -1.0), drawn)
+    after = corrupt(patches, chosen, torch.full((1,), -1.0), drawn)
     before, now = patches.gather(1, chosen[..., None]), after.gather(1, chosen[..., None])
     n = chosen.numel()
     for share, count in ((0.8, (now == -1).sum()), (0.1, (now == before).sum())):
@@ -62,7 +62,7 @@ def test_what_was_not_chosen_is_not_touched():
     patches = torch.randn(3, 20, 5)
     drawn = noise(3, 20)
     chosen = choose(drawn[:, 0], 0.5)
-    after = spoil(patches, chosen, torch.zeros(5), drawn)
+    after = corrupt(patches, chosen, torch.zeros(5), drawn)
     untouched = torch.ones(3, 20, dtype=torch.bool).scatter(1, chosen, False)
     assert torch.equal(after[untouched], patches[untouched])
 
@@ -118,8 +118,8 @@ def test_who_knows_nothing_pays_the_logarithm_of_512(target):
     assert torch.allclose(losses, torch.full((3,), math.log(512)), atol=1e-5)
 
 
-def test_only_spoilt_positions_count():
-    """The loss by hand: the answers at the spoilt positions of the very same corruption."""
+def test_only_corrupted_positions_count():
+    """The loss by hand: the answers at the corrupted positions of the very same corruption."""
     task = MaskedPatches(model(pool="mean"), target="mean").eval()
     torch.nn.init.normal_(task.head.weight)
     images = torch.randn(2, 3, 64, 64)
@@ -127,10 +127,10 @@ def test_only_spoilt_positions_count():
     found = task(images, drawn)
     chosen = choose(drawn[:, 0], 0.5)
 
-    def corrupt(patches):
-        return spoil(patches, chosen, task.mask_token, drawn)
+    def corrupted(patches):
+        return corrupt(patches, chosen, task.mask_token, drawn)
 
-    tokens = task.model.tokens(images, corrupt)[:, task.model.architecture.prefix :]
+    tokens = task.model.tokens(images, corrupted)[:, task.model.architecture.prefix :]
     answers, truth = task.head(tokens), task.truth(images)
     for i in range(2):
         rows = chosen[i]
@@ -198,7 +198,9 @@ def test_a_resnet_has_no_patches_to_hide():
 
 def test_images_that_are_no_whole_number_of_patches_are_one_line():
     hybrid = small("hybrid", classes=0, size=72)
-    with pytest.raises(VitrailError, match="72 × 72 pixels are no whole number of patches of 32"):
+    with pytest.raises(
+        VitrailError, match="72 × 72 pixels are not a whole number of patches of 32"
+    ):
         MaskedPatches(hybrid)
 
 

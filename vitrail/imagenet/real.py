@@ -13,56 +13,55 @@ import numpy as np
 
 from vitrail.data.dataset import Source
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.evaluation.imagenet import CLASSES, Questions
 from vitrail.files import fetch_file
+from vitrail.imagenet.classes import CLASSES, ImageNetSubset
 
-FILE = "real.json"
-URL = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
-IMAGES = 50_000
+_FILE = "real.json"
+_URL = "https://raw.githubusercontent.com/google-research/reassessed-imagenet/master/real.json"
+_IMAGES = 50_000
 
 
-def real(source: Source, folders: Sequence[Path]) -> Questions:
-    """The validation images that have labels, with all of them; real.json in one of the folders,
-    or fetched."""
-    numbers = [number_of(name) for name in source.names]
-    path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
-    labels = read_labels(path or fetched())
+def real(source: Source, folders: Sequence[Path]) -> ImageNetSubset:
+    """The validation images that have labels; real.json lies in one of the folders or is
+    downloaded."""
+    numbers = [_image_number(name) for name in source.names]
+    path = next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)
+    labels = _read_labels(path or _fetch())
     found = [labels[number - 1] for number in numbers]
     kept = [index for index, right in enumerate(found) if right]
     if not kept:
-        raise VitrailError(f"none of {len(found):,} pictures has a label in {path or URL}")
-    return Questions(source, np.array(kept), [found[index] for index in kept])
+        raise VitrailError(f"none of {len(found):,} images has a label in {path or _URL}")
+    return ImageNetSubset(source, np.array(kept), [found[index] for index in kept])
 
 
-def fetched() -> Path:
-    """real.json, from where its authors keep it."""
+def _fetch() -> Path:
     try:
-        return fetch_file(URL)
+        return fetch_file(_URL)
     except FailureError as error:
-        raise FailureError(f"no {FILE} in DATA, beside it or in $VITRAIL_DATA; {error}") from None
+        raise FailureError(f"no {_FILE} in DATA, beside it or in $VITRAIL_DATA; {error}") from None
 
 
-def read_labels(path: Path) -> list[tuple[int, ...]]:
+def _read_labels(path: Path) -> list[tuple[int, ...]]:
     """The labels of each validation image, in the order of their numbers."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FailureError(f"cannot read {path} ({one_line(error)})") from None
     lists = isinstance(values, list) and all(isinstance(labels, list) for labels in values)
-    if not lists or len(values) != IMAGES:
+    if not lists or len(values) != _IMAGES:
         many = f"{len(values):,} entries" if isinstance(values, (list, dict)) else "no list"
         raise VitrailError(f"{path} has {many}; expected 50,000 lists of class numbers")
     if not all(type(x) is int and 0 <= x < CLASSES for labels in values for x in labels):
-        raise VitrailError(f"{path} has labels that are no class numbers from 0 to 999")
+        raise VitrailError(f"{path} has labels that are not class numbers from 0 to 999")
     return [tuple(labels) for labels in values]
 
 
-def number_of(name: str) -> int:
-    """The number of a validation image, from 1 on; its name is all that real.json goes by."""
+def _image_number(name: str) -> int:
+    """Counted from 1; real.json identifies images by number alone."""
     match = re.search(r"ILSVRC2012_val_(\d{8})", name)
-    if match is None or not 1 <= int(match[1]) <= IMAGES:
+    if match is None or not 1 <= int(match[1]) <= _IMAGES:
         raise VitrailError(
-            f"'{name}' does not say which validation image it is; --labels real needs the names "
+            f"'{name}' is not the name of a validation image; --labels real needs the names "
             "ILSVRC2012_val_00000001.JPEG to …50000.JPEG"
         )
     return int(match[1])

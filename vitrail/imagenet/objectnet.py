@@ -1,8 +1,8 @@
-"""ObjectNet (Barbu et al. 2019): objects in odd places, without a red border, of the 113 classes
-that ImageNet has too.
+"""ObjectNet (Barbu et al. 2019): its images of the 113 classes that it shares with ImageNet.
 
-A class of ObjectNet can stand for several of ImageNet's; a guess is right if it is one of them.
-Only classes that stand for one of the 113 compete, or, unmasked, all 1,000.
+The red border of the images is cut off. A class of ObjectNet can map to several ImageNet classes; a
+prediction is correct if it is one of them. Only classes that map to one of the 113 may be
+predicted; unmasked, all 1,000.
 """
 
 import json
@@ -14,19 +14,19 @@ import numpy as np
 
 from vitrail.data.dataset import Source
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.evaluation.imagenet import Questions
+from vitrail.imagenet.classes import ImageNetSubset
 
 FOLDERS = "folder_to_objectnet_label.json"
 TO_IMAGENET = "objectnet_to_imagenet_1k.json"
 NAMES = "imagenet_to_label_2012_v2"
 ORDER = "pytorch_to_imagenet_2012_id.json"
-BORDER = 2
+_BORDER = 2
 """Pixels that ObjectNet's own code cuts off on each side."""
 
 
-def objectnet(source: Source, folders: Sequence[Path]) -> Questions:
-    """The pictures of classes that ImageNet has; the mappings are in one of the folders."""
-    shared = shared_classes(mappings_in(folders))
+def objectnet(source: Source, folders: Sequence[Path]) -> ImageNetSubset:
+    """The images of the shared classes; the mappings are in one of the folders."""
+    shared = _shared_classes(_mappings_in(folders))
     known = [shared.get(label, ()) for label in source.labels]
     kept = np.flatnonzero(np.array([bool(known[target]) for target in source.targets.tolist()]))
     if not len(kept):
@@ -36,11 +36,10 @@ def objectnet(source: Source, folders: Sequence[Path]) -> Questions:
         )
     right = [known[target] for target in source.targets[kept].tolist()]
     competing = {number for classes in shared.values() for number in classes}
-    return Questions(source, kept, right, border=BORDER, only=tuple(sorted(competing)))
+    return ImageNetSubset(source, kept, right, border=_BORDER, allowed=tuple(sorted(competing)))
 
 
-def mappings_in(folders: Sequence[Path]) -> Path:
-    """The folder that has ObjectNet's four mappings."""
+def _mappings_in(folders: Sequence[Path]) -> Path:
     places = [place for folder in folders for place in (folder, folder / "mappings")]
     found = next((place for place in places if (place / TO_IMAGENET).is_file()), None)
     if found is None:
@@ -51,12 +50,12 @@ def mappings_in(folders: Sequence[Path]) -> Path:
     return found
 
 
-def shared_classes(mappings: Path) -> dict[str, tuple[int, ...]]:
-    """For each of ObjectNet's folders that ImageNet has too, ImageNet's class numbers."""
+def _shared_classes(mappings: Path) -> dict[str, tuple[int, ...]]:
+    """ObjectNet folder → ImageNet class numbers."""
     folders, to_imagenet, order = (
-        read_object(mappings / name) for name in (FOLDERS, TO_IMAGENET, ORDER)
+        _read_object(mappings / name) for name in (FOLDERS, TO_IMAGENET, ORDER)
     )
-    names = read_text(mappings / NAMES).splitlines()
+    names = _read_text(mappings / NAMES).splitlines()
     try:
         number = {names[line].strip(): int(place) for place, line in order.items()}
         found = {
@@ -73,19 +72,17 @@ def shared_classes(mappings: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def read_object(path: Path) -> Mapping[str, Any]:
-    """A JSON object."""
+def _read_object(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(read_text(path))
+        value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
         raise VitrailError(f"cannot read {path} ({one_line(error)})") from None
     if not isinstance(value, dict) or not value:
-        raise VitrailError(f"{path} is empty or no JSON object; unpack ObjectNet again")
+        raise VitrailError(f"{path} is empty or not a JSON object; unpack ObjectNet again")
     return value
 
 
-def read_text(path: Path) -> str:
-    """A file of ObjectNet's."""
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

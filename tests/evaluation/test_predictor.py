@@ -15,14 +15,21 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import vitrail
-from tests.evaluation.examples import LABELS, linear, pictures, probabilities, tensor
+from tests.evaluation.examples import (
+    LABELS,
+    evaluate,
+    linear,
+    pictures,
+    predict,
+    probabilities,
+    tensor,
+)
 from vitrail import VitrailError
 from vitrail.data.dataset import ArraySource
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError
-from vitrail.evaluation.classify import evaluate, predict
 from vitrail.evaluation.metrics import Predictions
-from vitrail.objectives.classify import Classify
+from vitrail.training.objectives.classification import Classification
 
 BROKEN = {0: VitrailError("0.png is not a picture"), 4: VitrailError("4.png is truncated")}
 
@@ -57,7 +64,7 @@ def test_a_model_trained_with_a_sigmoid_is_measured_with_it():
     best = logits.sigmoid().topk(5)
     assert found.guesses.tolist() == best.indices.tolist()
     assert np.allclose(found.probabilities, best.values, atol=1e-6)
-    expected = Classify(nn.Identity(), 6, "sigmoid")(logits, torch.from_numpy(source.targets))
+    expected = Classification(nn.Identity(), 6, "sigmoid")(logits, torch.from_numpy(source.targets))
     assert np.allclose(found.loss, expected, atol=1e-5)
 
 
@@ -90,9 +97,9 @@ def test_a_network_that_fails_is_not_a_broken_picture(workers):
 
 def test_a_data_set_without_one_readable_picture_is_one_line():
     source = pictures(2, errors={0: VitrailError("0.png is empty"), 1: VitrailError("no")})
-    with pytest.raises(VitrailError, match=r"^no picture of pets \(val\) can be read; 0\.png: 0"):
+    with pytest.raises(VitrailError, match=r"^no image of pets \(val\) can be read; 0\.png: 0"):
         evaluate(linear(), source, transform=tensor, data="pets", split="val", model_name="m")
-    with pytest.raises(VitrailError, match="no picture to measure"):
+    with pytest.raises(VitrailError, match="no images to evaluate"):
         evaluate(linear(), pictures(0), transform=tensor, data="p", split="val", model_name="m")
 
 
@@ -111,9 +118,9 @@ def test_classes_in_another_order_are_mapped():
 def test_other_classes_are_one_line():
     named = linear()
     named.labels = ("ant", "bee", "cow", "dog", "elk", "fox")
-    with pytest.raises(VitrailError, match=r"^this model knows 6 classes, pets has 6 \('cat' unk"):
+    with pytest.raises(VitrailError, match=r"^this model has 6 classes, pets has 6 \('cat' unk"):
         evaluate(named, pictures(3), transform=tensor, data="pets", split="test", model_name="m")
-    with pytest.raises(VitrailError, match=r"^this model knows 4 classes, the data set has 6;"):
+    with pytest.raises(VitrailError, match=r"^this model has 4 classes, the data set has 6;"):
         predict(linear(4), pictures(3), transform=tensor)
     headless = vitrail.create("Ti/16", classes=0, size=32, depth=1)
     with pytest.raises(VitrailError, match=r"^this model has no classes"):
@@ -171,7 +178,7 @@ def test_read_only_targets_and_inference_mode_are_fine():
 def test_answers_that_are_not_numbers_are_one_line():
     model = linear()
     nn.init.constant_(model[2].bias, torch.nan)
-    with pytest.raises(VitrailError, match=r"^the model's answer to 0\.png is not a number"):
+    with pytest.raises(VitrailError, match=r"^the model's output for 0\.png is not a number"):
         predict(model, pictures(3), transform=tensor)
 
 
@@ -180,7 +187,7 @@ def test_too_large_a_batch_is_one_line():
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    with pytest.raises(VitrailError, match=r"^out of memory with 3 pictures at once; try a smal"):
+    with pytest.raises(VitrailError, match=r"^out of memory with 3 images at once; try a smal"):
         predict(Greedy(), pictures(3), transform=tensor)
     with pytest.raises(VitrailError, match=r"^batch = 0: expected"):
         predict(linear(), pictures(3), transform=tensor, batch=0)

@@ -1,4 +1,4 @@
-"""What `vitrail predict` writes, picture by picture: a table, CSV, JSON lines, features."""
+"""Output of `vitrail predict`, image by image: a table, CSV, JSON lines, features."""
 
 import csv
 import json
@@ -15,20 +15,19 @@ import numpy as np
 
 from vitrail.console import count_progress, echo, escaped, padded, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.evaluation.predict import Files, PredictOptions, find_images, predict_files
 from vitrail.files import replace_with
-from vitrail.prediction.files import Files, find
-from vitrail.prediction.predicting import Options, stream
 from vitrail.weights.load import load
 
 Row = dict[str, Any]
 Writer = Callable[[Row], None]
-WIDEST_PATH, WIDEST_LABEL = 60, 20
-"""Columns are no wider than that; what is longer is not cut but shifts its line."""
-ROWS_TOGETHER = 1024
-NUMBER = r"[+-]?[\d.]+(e[+-]?\d+)?"
+_PATH_WIDTH, _LABEL_WIDTH = 60, 20
+"""At most; what is longer is not cut but shifts its line."""
+_ROW_GROUP = 1024
+_NUMBER = r"[+-]?[\d.]+(e[+-]?\d+)?"
 
 
-def write(
+def write_predictions(
     model: str | Path,
     images: Sequence[str | Path],
     *,
@@ -37,50 +36,44 @@ def write(
     features: str = "",
     **options: Any,
 ) -> None:
-    """Judges the pictures and writes each answer as soon as it is known."""
+    """Predicts and writes each prediction as soon as it is known."""
     if as_json and csv_path == "-":
-        raise VitrailError("--json and --csv - both want stdout; name a file for the CSV")
-    keep = feature_writer(Path(features)) if features else None
-    loaded, asked = load(model), Options(features=bool(features), **options)
-    asked.check(loaded)
-    files = find(images)
-    writers = [] if keep is None else [keep]
+        raise VitrailError("--json and --csv - both write to stdout; name a file for the CSV")
+    writers = [_feature_writer(Path(features))] if features else []
+    loaded, settings = load(model), PredictOptions(features=bool(features), **options)
+    settings.check(loaded)
+    files = find_images(images)
     if csv_path:
-        writers.append(csv_rows(csv_path, min(asked.top, loaded.architecture.classes)))
+        writers.append(_csv_rows(csv_path, min(settings.top, loaded.architecture.classes)))
     if as_json or csv_path != "-":
-        writers.append(json_lines() if as_json else table(files, loaded.labels))
+        writers.append(_json_lines() if as_json else _table(files, loaded.labels))
     # Lines that appear on a terminal are progress enough.
     hidden = sys.stdout.isatty() and (as_json or not csv_path)
     read = 0
     with ExitStack() as stack:
-        to = [stack.enter_context(writer) for writer in writers]
+        outputs = [stack.enter_context(writer) for writer in writers]
         advance = stack.enter_context(count_progress("predicting", not hidden))
-        for row in stream(loaded, files, asked, advance):
-            row |= {key: printable(row[key]) for key in ("path", "error") if key in row}
-            for one in to:
-                one(row)
-            read += report(row, quiet=as_json)
+        for row in predict_files(loaded, files, settings, advance):
+            row |= {key: _printable(row[key]) for key in ("path", "error") if key in row}
+            for write in outputs:
+                write(row)
+            read += "error" not in row
+            if "error" in row and not as_json:
+                say(f"skipped  {row['error']}")
     if not read:
-        raise FailureError(f"none of the {len(files.names):,} pictures can be read")
+        raise FailureError(f"none of the {len(files.names):,} images can be read")
 
 
-def report(row: Row, quiet: bool) -> bool:
-    """Whether the picture could be read; one line on stderr where not."""
-    if "error" in row and not quiet:
-        say(f"left out  {row['error']}")
-    return "error" not in row
-
-
-def printable(text: str) -> str:
-    """A path as text: names on a disk may hold bytes that are none."""
+def _printable(text: str) -> str:
+    """A path as text: file names may hold bytes that are not."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 @contextmanager
-def table(files: Files, labels: Sequence[str]) -> Iterator[Writer]:
-    """One line per picture; a single picture's guesses one below the other."""
-    across = min(max(width_of(escaped(printable(path))) for path in files.names), WIDEST_PATH)
-    name = min(max((width_of(escaped(label)) for label in labels), default=0), WIDEST_LABEL)
+def _table(files: Files, labels: Sequence[str]) -> Iterator[Writer]:
+    """One line per image; the classes of a single image are listed one below the other."""
+    across = min(max(width_of(escaped(_printable(path))) for path in files.names), _PATH_WIDTH)
+    name = min(max((width_of(escaped(label)) for label in labels), default=0), _LABEL_WIDTH)
     alone = len(files.names) == 1
 
     def line(row: Row) -> None:
@@ -98,9 +91,7 @@ def table(files: Files, labels: Sequence[str]) -> Iterator[Writer]:
 
 
 @contextmanager
-def json_lines() -> Iterator[Writer]:
-    """One JSON object per line on stdout."""
-
+def _json_lines() -> Iterator[Writer]:
     def line(row: Row) -> None:
         plain = {key: value for key, value in row.items() if key != "features"}
         echo(json.dumps(plain, ensure_ascii=False))
@@ -109,9 +100,9 @@ def json_lines() -> Iterator[Writer]:
 
 
 @contextmanager
-def csv_rows(path: str, top: int) -> Iterator[Writer]:
-    """One row per picture: path, label and probability of each guess, error."""
-    with opened(path) as file:
+def _csv_rows(path: str, top: int) -> Iterator[Writer]:
+    """One row per image: path, label and probability of each class, error."""
+    with _opened(path) as file:
         rows = csv.writer(file, lineterminator="\n")
         names = [(f"label_{i}", f"probability_{i}") for i in range(1, top + 1)]
         rows.writerow(["path", *(name for pair in names for name in pair), "error"])
@@ -119,21 +110,21 @@ def csv_rows(path: str, top: int) -> Iterator[Writer]:
         def row(found: Row) -> None:
             cells = [cell for one in found.get("top", ()) for cell in one.values()]
             cells += [""] * (2 * top - len(cells))
-            rows.writerow(map(neutral, [found["path"], *cells, found.get("error", "")]))
+            rows.writerow(map(_neutral, [found["path"], *cells, found.get("error", "")]))
 
         yield row
 
 
-def neutral(cell: str | float) -> str | float:
+def _neutral(cell: str | float) -> str | float:
     """A cell that no spreadsheet takes for a formula, and no terminal for a command."""
     if not isinstance(cell, str):
         return cell
-    formula = re.match(r"[=+\-@\t\r＝＋－＠].", cell) and not re.fullmatch(NUMBER, cell)
+    formula = re.match(r"[=+\-@\t\r＝＋－＠].", cell) and not re.fullmatch(_NUMBER, cell)
     return f"'{escaped(cell)}" if formula else escaped(cell)
 
 
 @contextmanager
-def opened(path: str) -> Iterator[TextIO]:
+def _opened(path: str) -> Iterator[TextIO]:
     """A file to write to, or stdout."""
     if path == "-":
         yield sys.stdout
@@ -145,22 +136,21 @@ def opened(path: str) -> Iterator[TextIO]:
         raise FailureError(f"cannot write {path} ({one_line(error)})") from None
 
 
-def feature_writer(path: Path) -> AbstractContextManager[Writer]:
-    """For the suffix of the file."""
+def _feature_writer(path: Path) -> AbstractContextManager[Writer]:
     if path.suffix == ".npz":
-        return npz(path)
+        return _npz(path)
     if path.suffix != ".parquet":
         raise VitrailError(f"--features {path}: expected a name that ends in .npz or .parquet")
     if find_spec("pyarrow") is None:
         raise VitrailError(
             f"--features {path} needs pyarrow: pip install pyarrow, or write an .npz file"
         )
-    return parquet(path)
+    return _parquet(path)
 
 
 @contextmanager
-def npz(path: Path) -> Iterator[Writer]:
-    """`paths` and `vectors`, gathered on disk: they may be more than memory holds."""
+def _npz(path: Path) -> Iterator[Writer]:
+    """`paths` and `vectors`, collected on disk: they may not fit into memory."""
     names: list[str] = []
     width = 0
     with tempfile.TemporaryFile() as raw:
@@ -185,7 +175,7 @@ def npz(path: Path) -> Iterator[Writer]:
 
 
 @contextmanager
-def parquet(path: Path) -> Iterator[Writer]:
+def _parquet(path: Path) -> Iterator[Writer]:
     """Columns `path` and `features`, in groups of rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -202,7 +192,7 @@ def parquet(path: Path) -> Iterator[Writer]:
         def add(row: Row) -> None:
             if "features" in row:
                 rows.append({"path": row["path"], "features": row["features"]})
-            if len(rows) == ROWS_TOGETHER:
+            if len(rows) == _ROW_GROUP:
                 flush()
 
         yield add

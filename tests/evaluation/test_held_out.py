@@ -11,7 +11,7 @@ from tests.data.pictures import write
 from vitrail.data.opening import open_data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
-from vitrail.evaluation.parts import part_of
+from vitrail.evaluation.held_out import select_images
 from vitrail.runs import Run
 
 SHORT = {
@@ -66,10 +66,10 @@ def test_a_folder_too_small_to_split_is_measured(run, tmp_path):
 def test_a_copy_of_the_training_folder_leaks_nothing(run, photos, moved):
     model, whole = vitrail.load(run.folder), open_data(photos, val=0.1, test=0.2)
     for place in (photos, moved):
-        part = part_of(model, place)
+        part = select_images(model, place)
         assert (part.split, part.left_out) == ("test", 0)
         assert names(part.source) == names(whole.part("test"))
-        rest = part_of(model, place, "all")
+        rest = select_images(model, place, "all")
         assert rest.left_out == len(whole.part("train").targets)
         assert not names(rest.source) & names(whole.part("train"))
 
@@ -78,13 +78,13 @@ def test_other_names_and_a_packed_copy_leak_nothing(run, photos, moved, tmp_path
     model = vitrail.load(run.folder)
     for path in moved.rglob("*.png"):
         path.rename(path.with_name(f"again-{path.name}"))
-    part = part_of(model, moved)
+    part = select_images(model, moved)
     assert part.left_out > 0
     assert "left out because the model was trained on them" in part.note
     learned = {f"{name[:2]}again-{name[2:]}" for name in open_data(photos, test=0.2).train.names}
     assert not names(part.source) & learned
     pack_data(open_data(photos, val=0.0, test=0.0), tmp_path / "store", side=8)
-    assert part_of(model, tmp_path / "store", "all").left_out == len(learned)
+    assert select_images(model, tmp_path / "store", "all").left_out == len(learned)
 
 
 def test_training_images_among_others_are_left_out_and_counted(run, photos, tmp_path, capsys):
@@ -104,13 +104,13 @@ def test_the_training_folder_is_known_after_more_images_came_to_it(run, moved):
     folder_of(moved, seed=70_000, labels="d")
     for path in [*(moved / "d").iterdir()]:
         path.rename(moved / "a" / f"new-{path.name}")
-    part = part_of(vitrail.load(run.folder), moved)
+    part = select_images(vitrail.load(run.folder), moved)
     assert part.split == "test"
     assert part.left_out == 0
 
 
 def test_train_is_measured_whole_where_it_is_named(run, photos):
-    part = part_of(vitrail.load(run.folder), photos, "train")
+    part = select_images(vitrail.load(run.folder), photos, "train")
     assert len(part.source.targets) == run.info()["data"]["train"]
 
 
@@ -129,7 +129,7 @@ def test_a_run_from_before_keeps_the_split_rule_and_names_split_all(run, tmp_pat
     found = vitrail.evaluate(tmp_path / "before", tmp_path / "new_photos", device="cpu")
     assert found["split"] == "test"
     assert found["n"] < 30
-    assert "--split all measures all of a folder that it never saw" in capsys.readouterr().err
+    assert "--split all evaluates all of a folder that it never saw" in capsys.readouterr().err
     found = vitrail.evaluate(
         tmp_path / "before", tmp_path / "new_photos", split="all", device="cpu"
     )
@@ -151,7 +151,7 @@ def test_weights_that_start_a_run_hand_on_what_they_training_data(run, photos, t
     second = vitrail.train(folder, settings, out=tmp_path / "second", device="cpu")
     own, learned = (np.load(one.folder / "training_images.npy") for one in (run, second))
     assert set(own.tolist()) < set(learned.tolist())
-    part = part_of(vitrail.load(second.folder), photos, "all")
+    part = select_images(vitrail.load(second.folder), photos, "all")
     assert part.left_out == len(own)
 
 

@@ -1,8 +1,8 @@
 import pytest
 
 from vitrail.errors import VitrailError
-from vitrail.evaluation.imagenet import categories
-from vitrail.evaluation.matching import ADVICE, class_order
+from vitrail.evaluation.labels import NEW_HEAD, class_order
+from vitrail.imagenet.classes import categories
 
 
 def test_the_same_classes_need_no_change():
@@ -20,19 +20,19 @@ WORDNET = ("n01440764", *(f"n{i:08d}" for i in range(2_000_000, 2_000_998)), "n1
         (tuple(map(str, range(1000))), "--labels imagenet"),
         (("2", "10", "999"), "--labels imagenet"),
         (WORDNET, "--labels imagenet"),
-        (tuple("12345"), ADVICE),
-        (("7", "2000"), ADVICE),
-        (("cat", "dog"), ADVICE),
-        ((), ADVICE),
+        (tuple("12345"), NEW_HEAD),
+        (("7", "2000"), NEW_HEAD),
+        (("cat", "dog"), NEW_HEAD),
+        ((), NEW_HEAD),
     ],
 )
 def test_folders_that_may_be_imagenets_are_told_how_to_be_read(labels, says):
-    with pytest.raises(VitrailError, match="this model knows 1000 classes") as caught:
+    with pytest.raises(VitrailError, match="this model has 1000 classes") as caught:
         class_order(categories(), labels)
     assert str(caught.value).endswith(says)
     with pytest.raises(VitrailError) as caught:
         class_order(("a", "b"), labels)
-    assert str(caught.value).endswith(ADVICE)
+    assert str(caught.value).endswith(NEW_HEAD)
 
 
 def test_another_order_is_mapped():
@@ -45,8 +45,8 @@ def test_another_order_is_mapped():
 @pytest.mark.parametrize(
     ("known", "labels", "says"),
     [
-        (("a", "b"), ("a", "b", "c"), r"knows 2 classes, pets has 3 \('c' unknown to the model\)"),
-        (("a", "b", "c"), ("a", "b"), r"knows 3 classes, pets has 2 \('c' not in pets\)"),
+        (("a", "b"), ("a", "b", "c"), r"has 2 classes, pets has 3 \('c' unknown to the model\)"),
+        (("a", "b", "c"), ("a", "b"), r"has 3 classes, pets has 2 \('c' not in pets\)"),
         (("a", "b"), tuple("vwxyz"), r"\('v', 'w', 'x', … unknown to the model\); train a new"),
         (("crane", "crane", "a"), ("a", "crane", "crane"), "share a name"),
         (("a", "b", "b"), ("a", "a", "b"), "share a name"),

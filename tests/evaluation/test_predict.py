@@ -16,12 +16,12 @@ from PIL import Image
 from rich.cells import cell_len
 
 import vitrail
+from tests.evaluation.examples import predict
 from tests.models import small
 from vitrail import VitrailError
 from vitrail.cli import main
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.evaluation import classify
 
 LABELS = ("blue", "green", "red")
 
@@ -84,7 +84,7 @@ def test_no_cell_of_a_csv_is_a_formula(tmp_path, photos, monkeypatch):
 @pytest.mark.parametrize("workers", [1, 3])
 def test_answers_are_those_of_evaluate(model, photos, workers):
     source = open_data(photos, val=0.0, test=0.0).part("train")
-    known, _ = classify.predict(vitrail.load(model), source)
+    known, _ = predict(vitrail.load(model), source)
     found = list(vitrail.predict(model, photos, batch=2, workers=workers))
     by_name = {str(Path(row["path"]).relative_to(photos)): row["top"] for row in found}
     assert set(by_name) == set(known.names)
@@ -112,7 +112,7 @@ def test_a_broken_file_is_named_and_the_rest_goes_on(model, photos, tmp_path):
     rows = list(vitrail.predict(model, [tmp_path, tmp_path / "empty", tmp_path / "no.png", whole]))
     assert [set(row) for row in rows] == [{"path", "error"}] * 3 + [{"path", "top"}]
     assert rows[0]["error"].endswith("a.jpg is not a picture")
-    assert rows[1]["error"].endswith("is a folder without pictures")
+    assert rows[1]["error"].endswith("is a folder without images")
     assert rows[2]["error"].endswith("does not exist")
 
 
@@ -170,7 +170,7 @@ def test_csv_holds_what_json_holds(model, photos, tmp_path):
     assert float(table[0]["probability_3"]) == pytest.approx(rows[0]["top"][2]["probability"])
     piped = invoke(model, photos, tmp_path, "--csv", "-")
     assert list(csv.DictReader(io.StringIO(piped.stdout))) == table
-    assert "left out" in piped.stderr
+    assert "skipped" in piped.stderr
 
 
 @pytest.mark.parametrize("suffix", ["npz", "parquet"])
@@ -208,7 +208,7 @@ def read(path: Path) -> tuple[list[str], np.ndarray]:
 def test_a_model_without_classes_gives_features_alone(photos):
     model = small("vit", size=32, classes=0)
     model.preprocess = Preprocessing(size=(32, 32))
-    with pytest.raises(VitrailError, match="no classes; ask for features"):
+    with pytest.raises(VitrailError, match="no classes; request features"):
         vitrail.predict(model, photos)
     row = next(vitrail.predict(model, photos, features=True))
     assert row["top"] == []
@@ -241,7 +241,7 @@ def test_batches_are_halved_until_they_fit(model, photos):
 def test_one_picture_that_does_not_fit_is_one_line(model, photos):
     loaded = vitrail.load(model)
     Small(loaded, most=0)
-    with pytest.raises(VitrailError, match="out of memory with 1 pictures at once"):
+    with pytest.raises(VitrailError, match="out of memory with 1 images at once"):
         list(vitrail.predict(loaded, photos))
 
 
@@ -269,8 +269,8 @@ def test_a_damaged_model_is_one_line(model, photos):
     [
         (["{photos}", "--top", 0], 2, "top = 0"),
         (["{photos}", "--features", "x.csv"], 2, ".npz or .parquet"),
-        (["{photos}", "--json", "--csv", "-"], 2, "both want stdout"),
-        (["nowhere.jpg"], 1, "none of the 1 pictures can be read"),
+        (["{photos}", "--json", "--csv", "-"], 2, "both write to stdout"),
+        (["nowhere.jpg"], 1, "none of the 1 images can be read"),
         (["{photos}", "--csv", "no/such/folder/a.csv"], 1, "cannot write no/such/folder/a.csv"),
     ],
 )

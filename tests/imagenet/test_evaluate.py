@@ -21,12 +21,12 @@ from vitrail.data.catalog import open_named
 from vitrail.data.dataset import ArraySource
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
-from vitrail.evaluation.imagenet import categories
 from vitrail.evaluation.metrics import Predictions
-from vitrail.evaluation.objectnet import objectnet
-from vitrail.evaluation.presentation import lines
-from vitrail.evaluation.real import real
-from vitrail.evaluation.variants import ask, evaluate, leniently
+from vitrail.evaluation.show import lines
+from vitrail.imagenet.classes import categories
+from vitrail.imagenet.evaluate import evaluate, open_variant, relabel
+from vitrail.imagenet.objectnet import objectnet
+from vitrail.imagenet.real import real
 
 
 class Reader(nn.Module):
@@ -153,7 +153,7 @@ def test_the_figures_are_those_of_timms_evaluator(tmp_path):
         loss=np.zeros(len(kept)),
         labels=asked.labels,
     )
-    hits = leniently(predictions, asked).targets[:, None] == kept
+    hits = relabel(predictions, asked).targets[:, None] == kept
     assert len(kept) == 46_837
     assert 100 * hits[:, 0].mean() == pytest.approx(oracle.get_accuracy(1))
     assert 100 * hits.any(1).mean() == pytest.approx(oracle.get_accuracy(5))
@@ -167,11 +167,11 @@ def test_the_figures_are_those_of_timms_evaluator(tmp_path):
         ("[]", VitrailError, "real.json has 0 entries; expected 50,000 lists of class numbers"),
         ("{}", VitrailError, "real.json has 0 entries"),
         ("7", VitrailError, "real.json has no list; expected 50,000"),
-        (json.dumps([[1000]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
-        (json.dumps([["7"]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
-        (json.dumps([[7.0]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
-        (json.dumps([[True]] * 50_000), VitrailError, "no class numbers from 0 to 999"),
-        (json.dumps([[]] * 50_000), VitrailError, "none of 6 pictures has a label"),
+        (json.dumps([[1000]] * 50_000), VitrailError, "not class numbers from 0 to 999"),
+        (json.dumps([["7"]] * 50_000), VitrailError, "not class numbers from 0 to 999"),
+        (json.dumps([[7.0]] * 50_000), VitrailError, "not class numbers from 0 to 999"),
+        (json.dumps([[True]] * 50_000), VitrailError, "not class numbers from 0 to 999"),
+        (json.dumps([[]] * 50_000), VitrailError, "none of 6 images has a label"),
         (None, FailureError, "cannot reach raw.githubusercontent.com"),
     ],
 )
@@ -201,7 +201,7 @@ def test_where_real_json_is_looked_for_is_told(validation, tmp_path, monkeypatch
     def offline(url):
         raise FailureError("cannot reach it")
 
-    monkeypatch.setattr("vitrail.evaluation.real.fetch_file", offline)
+    monkeypatch.setattr("vitrail.imagenet.real.fetch_file", offline)
     (tmp_path / "real.json").unlink()
     with pytest.raises(FailureError, match=r"no real.json in DATA, beside it or in \$VITRAIL_DATA"):
         judge(validation, "real")
@@ -228,7 +228,7 @@ def test_imagenets_classes_are_known_by_other_names_too(validation, labels):
 
 def test_pictures_that_are_not_the_validation_images_are_told_apart(validation):
     spell(validation / "n00000001" / "cat.png", 3)
-    with pytest.raises(VitrailError, match=r"'n00000001/cat.png' does not say which validation"):
+    with pytest.raises(VitrailError, match=r"'n00000001/cat.png' is not the name of a validation"):
         judge(validation, "real")
 
 
@@ -282,13 +282,13 @@ def test_unmasked_all_thousand_classes_compete(objects):
 
 
 def test_the_border_is_cut_off(objects):
-    asked, _, part = ask("objectnet", objects, "test")
+    asked, _, part = open_variant("objectnet", objects, "test")
     assert part == "train"  # as undivided data is called
     picture = np.asarray(asked.image(0))
     assert picture.shape == (5, 5, 3)
     assert (picture == [409 // 250, 409 % 250, 0]).all()
-    assert asked.only == (409, 414, 530)
-    assert asked.right[0] == (409, 530)
+    assert asked.allowed == (409, 414, 530)
+    assert asked.correct[0] == (409, 530)
 
 
 def test_masking_follows_a_model_that_knows_the_classes_in_another_order(objects):
@@ -305,7 +305,7 @@ def test_masking_follows_a_model_that_knows_the_classes_in_another_order(objects
     ("file", "text", "message"),
     [
         ("objectnet_to_imagenet_1k.json", None, "no objectnet_to_imagenet_1k.json in .*; it comes"),
-        ("objectnet_to_imagenet_1k.json", "{}", "is empty or no JSON object; unpack ObjectNet"),
+        ("objectnet_to_imagenet_1k.json", "{}", "is empty or not a JSON object; unpack ObjectNet"),
         ("objectnet_to_imagenet_1k.json", "", r"cannot read .*1k.json \(Expecting value"),
         ("objectnet_to_imagenet_1k.json", '{"Sofa": "sofa"}', "mappings in .* are empty"),
         ("objectnet_to_imagenet_1k.json", '{"Backpack": "sofa"}', "do not belong together .*sofa"),
@@ -331,9 +331,9 @@ def test_objectnet_in_shards_takes_the_mappings_beside_them(objects):
         for path in (objects / "images").rglob("*.png")
     }
     archive = write_tar(objects / "objects.tar", files)
-    asked, of, _ = ask("objectnet", archive, "test")
-    assert (len(asked.right), of) == (6, 7)
-    assert objectnet(asked.source, [objects]).only == asked.only
+    asked, of, _ = open_variant("objectnet", archive, "test")
+    assert (len(asked.correct), of) == (6, 7)
+    assert objectnet(asked.source, [objects]).allowed == asked.allowed
 
 
 # ImageNet-V2, and any pictures in ImageNet's folders
@@ -420,7 +420,7 @@ def test_an_only_part_is_taken_and_named(tmp_path):
 
 @pytest.mark.parametrize("labels", ["objectnet", "objectnet-unmasked"])
 def test_a_model_of_other_classes_is_told_apart(objects, labels):
-    with pytest.raises(VitrailError, match="this model knows 1010 classes, the data set has 1000"):
+    with pytest.raises(VitrailError, match="this model has 1010 classes, the data set has 1000"):
         judge(objects, labels, Reader(1010))
 
 

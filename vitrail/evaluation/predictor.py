@@ -1,0 +1,305 @@
+"""The one way from images to a model's output, for `train`, `evaluate`, `predict`, `serve` and
+`export`."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from vitrail.console import Advance
+from vitrail.data.dataset import Source
+from vitrail.data.loader import quietly
+from vitrail.devices import rank_and_world
+from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
+from vitrail.evaluation.labels import NEW_HEAD, class_order, other_classes_hint
+from vitrail.evaluation.metrics import Predictions
+from vitrail.model.classifier import Activation, log_probabilities, losses
+
+if TYPE_CHECKING:
+    from vitrail.evaluation.features import FeatureCache
+
+Transform = Callable[[Image.Image], Tensor]
+Skipped = list[tuple[str, str]]
+"""The name of each image that could not be read, and the reason."""
+TOP = 5
+"""Classes that are kept of each prediction."""
+
+
+class BatchTooLargeError(VitrailError):
+    """The device ran out of memory; fewer images may fit."""
+
+
+class Predictor:
+    """A model, its preprocessing and its classes: pixels in, features or logits out.
+
+    Logits come in the order of `labels`, the classes of the data; by default the model's own.
+    `precision` is autocast's, None for the weights' own. `transform` replaces the model's
+    preprocessing. With a `cache`, only images that it does not hold pass through the backbone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        labels: Sequence[str] | None = None,
+        *,
+        precision: torch.dtype | None = None,
+        transform: Transform | None = None,
+        cache: "FeatureCache | None" = None,
+        data: str = "the data set",
+    ) -> None:
+        # DistributedDataParallel hides labels and preprocessing.
+        inner: Any = getattr(model, "module", model)
+        has_head = getattr(inner, "head", model) is not None
+        if labels and not has_head:
+            raise VitrailError(f"this model has no classes; {NEW_HEAD}")
+        transform = transform or getattr(inner, "preprocess", None)
+        if transform is None:
+            raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
+        own = tuple(getattr(inner, "labels", ()))
+        if labels is None:
+            classes = inner.architecture.classes if has_head else 0
+            labels = own or tuple(f"class {i}" for i in range(classes))
+        weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
+        self.model, self.transform, self.labels, self.cache = model, transform, labels, cache
+        self.device, self.dtype = weights.device, weights.dtype
+        self.precision = None if precision == torch.float32 else precision
+        self.activation: Activation = getattr(inner, "activation", "softmax")
+        order = class_order(own, labels, data)
+        self.order = None if order is None else torch.tensor(order, device=self.device)
+
+    def logits(self, pixels: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
+        """In the order of `labels`."""
+        if self.cache is not None:
+            return self.classify(self.features(pixels))
+        return self._in_order(self._run(self.model, pixels))
+
+    def features(self, pixels: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d"]:
+        """What the head reads."""
+        function: Any = self.model.features
+        if self.cache is None:
+            return self._run(function, pixels)
+        return self.cache.lookup(pixels, lambda new: self._run(function, new).float().cpu())
+
+    def classify(self, features: Float[Tensor, "b d"]) -> Float[Tensor, "b classes"]:
+        """The logits that the head gives for features."""
+        head: Any = self.model.head
+        return self._in_order(self._run(head, features))
+
+    def log_probabilities(self, logits: Float[Tensor, "b classes"]) -> Float[Tensor, "b classes"]:
+        """By the activation that the model was trained with."""
+        return log_probabilities(logits, self.activation)
+
+    def top(self, logits: Float[Tensor, "b classes"], count: int) -> list[list[dict[str, Any]]]:
+        """The most likely classes of each image by name, best first."""
+        best = self.log_probabilities(logits).topk(min(count, len(self.labels)))
+        if not best.values.isfinite().all():
+            raise VitrailError(
+                "the model's output is not a number; its weights are damaged, or it needs float32"
+            )
+        return [
+            [
+                {"label": self.labels[number], "probability": probability}
+                for number, probability in zip(*row, strict=True)
+            ]
+            for row in zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+        ]
+
+    def _run(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        inputs = inputs.to(self.device, self.dtype, non_blocking=True)
+        try:
+            with torch.autocast(self.device.type, self.precision, self.precision is not None):
+                return function(inputs)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            raise BatchTooLargeError(
+                f"out of memory with {len(inputs)} images at once; try a smaller batch"
+            ) from None
+
+    def _in_order(self, logits: Float[Tensor, "b model"]) -> Float[Tensor, "b classes"]:
+        if logits.shape[-1] != len(self.labels):
+            raise VitrailError(
+                f"this model has {logits.shape[-1]} classes, the data set has {len(self.labels)}; "
+                f"{other_classes_hint(logits.shape[-1], self.labels)}"
+            )
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return logits if self.order is None else logits[:, self.order]
+
+
+def predict_dataset(
+    predictor: Predictor,
+    source: Source,
+    *,
+    batch: int = 64,
+    workers: int = 0,
+    progress: Advance | None = None,
+) -> tuple[Predictions, Skipped]:
+    """A prediction for every image, once and in the source's order, and what could not be read.
+
+    The processes of `torch.distributed` share the images, and each of them gets all predictions.
+    """
+    device = predictor.device
+    images = ImageBatches(source, predictor.transform, device, batch, workers, progress)
+    targets = torch.tensor(source.targets, dtype=torch.int64)
+    rows = []
+    with eval_mode(predictor.model), torch.no_grad():
+        for part in images:
+            logits = predictor.logits(part.pixels)
+            if not len(part.indices):
+                continue
+            best = predictor.log_probabilities(logits).topk(min(TOP, len(source.labels)))
+            loss = losses(logits, targets[part.indices].to(device), predictor.activation)
+            # Left on the device, so that nothing waits for it.
+            rows.append((part.indices, best.indices, best.values.exp(), loss))
+    if predictor.cache is not None:
+        predictor.cache.save()
+    empty = torch.zeros(0, min(TOP, len(source.labels)))
+    columns, skipped = gather(rows, images.skipped)
+    columns = columns or [empty[:, 0].long(), empty.long(), empty, empty[:, 0]]
+    indices, guesses, probabilities, loss = (column.numpy() for column in columns)
+    names = source.names
+    if len(lost := np.flatnonzero(~np.isfinite(loss))):
+        raise VitrailError(
+            f"the model's output for {names[indices[lost[0]]]} is not a number; its weights are "
+            "damaged, or it needs float32"
+        )
+    predictions = Predictions(
+        names=[names[index] for index in indices],
+        targets=source.targets[indices],
+        guesses=guesses,
+        probabilities=probabilities,
+        loss=loss,
+        labels=source.labels,
+    )
+    return predictions, [(names[index], reason) for index, reason in skipped]
+
+
+@dataclass(frozen=True)
+class PreparedImages(Dataset[Any]):
+    """Images of a source as tensors; for one that cannot be read, its error."""
+
+    source: Source
+    indices: Int[np.ndarray, " n"]
+    transform: Transform
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor | VitrailError]:
+        number = int(self.indices[index])
+        try:
+            return number, self.transform(self.source.image(number))
+        except VitrailError as error:
+            return number, error
+
+
+class PreparedBatch(NamedTuple):
+    """Tensors of some images, which `indices` gives by their number in the source."""
+
+    indices: Int[Tensor, " b"]
+    pixels: Any
+    """Stacked; None where no image could be read."""
+    errors: Sequence[tuple[int, VitrailError]] = ()
+
+
+def collate(items: Sequence[tuple[int, Tensor | VitrailError]]) -> PreparedBatch:
+    """Stacks what could be read and sets the errors apart."""
+    good = [(index, pixels) for index, pixels in items if isinstance(pixels, Tensor)]
+    errors = [(index, error) for index, error in items if isinstance(error, VitrailError)]
+    indices = torch.tensor([index for index, _ in good], dtype=torch.int64)
+    return PreparedBatch(indices, torch.stack([x for _, x in good]) if good else None, errors)
+
+
+@dataclass
+class ImageBatches:
+    """Every image of a source, in order; of several processes, each has its share.
+
+    Sharded models exchange weights in each pass, so all processes get equally many batches: where
+    one has no image left, a blank one with no indices.
+    """
+
+    source: Source
+    transform: Transform
+    device: torch.device
+    batch: int = 64
+    workers: int = 0
+    progress: Advance | None = None
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+    """Number of each image that could not be read, and the reason."""
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise VitrailError(f"batch = {self.batch}: expected a whole number from 1 up")
+
+    def __iter__(self) -> Iterator[PreparedBatch]:
+        rank, world = rank_and_world()
+        total = len(self.source.targets)
+        share = PreparedImages(self.source, np.arange(rank, total, world), self.transform)
+        loader: DataLoader[Any] = DataLoader(
+            share,
+            batch_size=self.batch,
+            num_workers=self.workers,
+            collate_fn=collate,
+            pin_memory=self.device.type == "cuda",
+            worker_init_fn=quietly,
+            # The global one belongs to training, which must not depend on evaluation.
+            generator=torch.Generator(),
+        )
+        passes = math.ceil(math.ceil(total / world) / self.batch)
+        for part in islice(chain(loader, repeat(collate([]))), passes):
+            self.skipped += [(index, reason_of(error)) for index, error in part.errors]
+            if part.pixels is not None:
+                yield part
+            elif world > 1:
+                yield part._replace(pixels=self.transform(Image.new("RGB", (64, 64)))[None])
+            if self.progress is not None:
+                self.progress(len(part.indices) + len(part.errors), total=len(share))
+
+
+def reason_of(error: VitrailError) -> str:
+    """Why an image is skipped; a network that fails is not the image's fault."""
+    if isinstance(error, FailureError):
+        # A new one: kept alive by this frame, the old one would keep the workers waiting too.
+        raise FailureError(str(error))
+    return one_line(error)
+
+
+def gather(
+    rows: Sequence[Sequence[Tensor]], skipped: list[tuple[int, str]]
+) -> tuple[list[Tensor], list[tuple[int, str]]]:
+    """The rows of all processes as columns, sorted by the first; no columns without rows."""
+    mine = [[column.cpu() for column in row] for row in rows], skipped
+    _, world = rank_and_world()
+    parts: list[Any] = [mine] * world
+    if world > 1:
+        dist.all_gather_object(parts, mine)
+    merged = [row for part, _ in parts for row in part]
+    columns = [torch.cat(column) for column in zip(*merged, strict=True)]
+    order = columns[0].argsort() if columns else None
+    return [column[order] for column in columns], sorted(one for _, part in parts for one in part)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """No dropout; afterwards each module is in the mode it was in.
+
+    Use it with `no_grad` and not with `inference_mode` where training goes on afterwards: what a
+    sharded model allocates in the latter cannot be trained.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

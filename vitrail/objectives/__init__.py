@@ -1,1 +1,0 @@
-"""What to learn: one idea per file, all of them plugged into the one training loop."""

@@ -1,0 +1,44 @@
+"""The interface between an objective and the training loop."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitrail.data.loader import Batch
+from vitrail.training.inputs import ImageInputs
+
+
+class Objective(nn.Module):
+    """A model with the batches, the loss and the validation that it is trained with.
+
+    Called with what `prepare` returns, it gives the loss of each image. Losses are not averaged
+    here, so that batches may be split and spread over devices in any way.
+    """
+
+    model: Any
+    """What is trained."""
+    inputs: ImageInputs | None = None
+    skipped: Sequence[tuple[str, str]] = ()
+    """Images that could not be decoded before the first step, and the reason."""
+    features_computed: int = 0
+    """Images whose features were computed before the first step, in all processes."""
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """The batches of this process from a step on, without end."""
+        assert self.inputs is not None
+        return self.inputs.batches(start)
+
+    def prepare(self, batch: Batch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
+        """Inputs and targets of some rows of a batch."""
+        raise NotImplementedError
+
+    def validate(self) -> dict[str, Any]:
+        """Figures on val, `loss` among them, and the images that were `skipped`."""
+        raise NotImplementedError
+
+    @property
+    def compiled(self) -> nn.Module:
+        """The module to compile: the model alone, so that validation is compiled as well."""
+        return self.model

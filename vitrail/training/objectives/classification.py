@@ -1,0 +1,107 @@
+"""Classification: softmax or sigmoid cross-entropy."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitrail.console import log_progress
+from vitrail.data.augment import mix, normalize
+from vitrail.data.dataset import Source
+from vitrail.data.loader import Batch, derive
+from vitrail.devices import reshard
+from vitrail.errors import VitrailError
+from vitrail.evaluation.metrics import summary
+from vitrail.evaluation.predictor import Predictor, predict_dataset
+from vitrail.training.inputs import NO_VAL_IMAGE, ImageInputs
+from vitrail.training.objectives.base import Objective
+
+
+class Classification(Objective):
+    """Cross-entropy with the labels of the data, which mixup and CutMix may have mixed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        classes: int,
+        kind: Literal["softmax", "sigmoid"] = "softmax",
+        label_smoothing: float = 0.0,
+        class_weights: Float[Tensor, " classes"] | None = None,
+        inputs: ImageInputs | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.classes = classes
+        self.kind = kind
+        self.label_smoothing = label_smoothing
+        self.inputs = inputs
+        self.register_buffer("class_weights", class_weights, persistent=False)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "b ..."],
+        targets: Int[Tensor, " b"] | Float[Tensor, "b classes"],
+    ) -> Float[Tensor, " b"]:
+        logits = self.model(inputs).float()
+        if targets.ndim == 1:
+            targets = F.one_hot(targets, self.classes)
+        truth = targets.to(logits)
+        smooth = truth * (1 - self.label_smoothing) + self.label_smoothing / self.classes
+        if self.kind == "softmax":
+            losses = -(smooth * logits.log_softmax(-1)).sum(-1)
+        else:
+            # Summed over the classes, as in the reference code.
+            losses = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none").sum(-1)
+        weights = self.class_weights
+        return losses if weights is None else losses * (truth @ weights)
+
+    def prepare(self, batch: Batch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
+        """Normalized pixels, mixed where the settings say so."""
+        assert self.inputs is not None
+        config, pre = self.inputs.config, self.inputs.preprocessing
+        mixup, cutmix, share = config.augment.mixup, config.augment.cutmix, config.augment.mixed
+        if not (mixup or cutmix):
+            return normalize(batch.images[rows], pre), batch.targets[rows]
+        images, targets = batch.preceded(rows)
+        # Drawn from the step alone: all processes and all parts of a batch are mixed alike.
+        with torch.random.fork_rng(devices=[]):
+            step = batch.first // config.train.batch
+            torch.default_generator.manual_seed(derive(config.seed, step, 0))
+            images, targets = mix(
+                normalize(images, pre),
+                targets,
+                mixup=mixup,
+                cutmix=cutmix,
+                classes=self.classes,
+                share=share,
+            )
+        return images[:-1], targets[:-1]
+
+    def validate(self) -> dict[str, Any]:
+        """Loss, top-1, top-5 and balanced accuracy on val."""
+        assert self.inputs is not None
+        inputs, where = self.inputs, self.inputs.where
+        val = inputs.data.part("val")
+        predictions, skipped = predict_dataset(
+            Predictor(self.model, val.labels, precision=where.precision),
+            val,
+            progress=log_progress("evaluating val", where.main),
+            **inputs.val_options(),
+        )
+        reshard(self.model)
+        if not len(predictions):
+            raise VitrailError(NO_VAL_IMAGE)
+        found = (predictions.guesses, predictions.targets, predictions.loss)
+        return summary(*found, len(val.labels)) | {"skipped": skipped}
+
+
+def balanced_weights(source: Source) -> Float[Tensor, " classes"]:
+    """The inverse of each class's share, scaled so that the mean weight of an image is one."""
+    counts = np.bincount(source.targets, minlength=len(source.labels))
+    present = counts > 0
+    weights = np.zeros(len(counts), dtype=np.float32)
+    weights[present] = len(source.targets) / (present.sum() * counts[present])
+    return torch.from_numpy(weights)
