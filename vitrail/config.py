@@ -1,4 +1,4 @@
-"""Every setting of a run, explained; defaults and help text stand here and nowhere else.
+"""Every setting of a run, with its default and its help text.
 
 A run is described by one `Config`. A recipe is a TOML file that holds only what differs from the
 defaults. A setting on the command line is one more line of that recipe (`optim.lr=3e-4`). The
