@@ -225,13 +225,13 @@ class System:
     deterministic: bool = False
     """Use only deterministic kernels, which can be slower."""
     checkpoint_steps: int = 0
-    """Write a checkpoint every this many updates; 0 uses checkpoint_minutes."""
+    """Number of updates between checkpoints; 0 uses checkpoint_minutes."""
     checkpoint_minutes: float = 5.0
-    """Write a checkpoint at this interval and at every evaluation. The last two are kept."""
+    """Minutes between checkpoints; every evaluation also writes one. The last two are kept."""
     log_steps: int = 10
-    """Log the training loss to metrics.jsonl every this many updates."""
+    """Number of updates between entries of the training loss in metrics.jsonl."""
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
-    """Experiment tracker that also receives the metrics."""
+    """Experiment tracker to which metrics are also logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
