@@ -95,7 +95,7 @@ def result(tree: Path, place: Path, name: str) -> dict[str, Any]:
         words = ["evaluate", str(out), "digits", "--split", "test", "--json", "--device", "cpu"]
         evaluated = json.loads(vitrail(tree, place, *words))
         found["evaluated"] = {key: evaluated[key] for key in ("top1", "loss", "n", "confusion")}
-        image = str(ROOT / "docs" / "pictures" / "flower.jpg")
+        image = str(ROOT / "docs" / "images" / "flower.jpg")
         found["predicted"] = vitrail(tree, place, "predict", str(out), image, "--json")
     return found
 

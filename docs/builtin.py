@@ -1,10 +1,9 @@
-"""Puts what a run learned into the package, as the built-in model.
+"""Copies a run into the package as the built-in model.
 
 python docs/builtin.py runs/cifar10-small
 
-The folder is a run like any other, but for what a user of the weights does not need: the state to
-resume from, the page, which `vitrail report builtin` makes, and every picture of the data, which is
-not ours to give away.
+The result is an ordinary run folder without checkpoints, without the report (`vitrail report
+builtin` writes it) and without images of the data, which may not be redistributed.
 """
 
 import json
@@ -19,11 +18,11 @@ from vitrail.weights.published import BUILTIN
 
 KEPT = ("config.toml", "run.json", "metrics.jsonl", "model.safetensors")
 DRAWN = ("filters.png", "positions.png")
-"""Pictures of the weights, not of the data."""
+"""Drawings of the weights, not images of the data."""
 
 
 def pack(source: Path, target: Path) -> None:
-    """The run's files, without pictures of the data."""
+    """Copies the files of a run, without images of the data."""
     shutil.rmtree(target, ignore_errors=True)
     (target / "inspection").mkdir(parents=True)
     for name in (*KEPT, *(f"inspection/{name}" for name in DRAWN)):

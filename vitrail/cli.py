@@ -19,7 +19,7 @@ from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 
 
 class Verbs(click.Group):
-    """Lists verbs as they were written, and turns a user's mistake into one line."""
+    """Lists commands in the order of the source, and prints a user's mistake as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -49,31 +49,32 @@ def fail(message: str, code: int = 1) -> NoReturn:
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vitrail")
 def main() -> None:
-    """The Vision Transformer paper as one tool.
+    """Train, evaluate, inspect, convert, export and serve Vision Transformers.
 
     MODEL is a run folder, a weights file or folder in any supported format (Google .npz, timm,
-    Hugging Face transformers, torchvision, Vitrail's own), a published name that `vitrail models`
-    lists, or `builtin`, which needs no download. DATA is a folder with one sub-folder per class
-    (also train/ val/ test/ above them), tar shards, or a catalog name (digits, cifar10,
-    flower_photos, pets, …). SETTINGS are section.key=value; `vitrail config` explains every one.
+    Hugging Face transformers, torchvision, Vitrail), the name of a published checkpoint (see
+    `vitrail models`), or `builtin`, which needs no download. DATA is a folder with one sub-folder
+    per class (optionally inside train/, val/ and test/), tar shards, a packed store, or a catalog
+    name (digits, cifar10, flower_photos, pets, …). SETTINGS are section.key=value pairs; `vitrail
+    config RECIPE` explains all of them.
     """
 
 
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON value on stdout.")
-DEVICE = click.option("--device", default="auto", help="auto, cpu, cuda, cuda:1 or mps.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value to stdout.")
+DEVICE = click.option("--device", default="auto", help="Device: auto, cpu, cuda, cuda:1 or mps.")
 SPLIT = click.option(
     "--split",
     type=click.Choice(["train", "val", "test", "all"]),
     callback=lambda _context, _option, value: value or "",
-    help="Default: test of the data MODEL was trained on, all of a folder it never saw.",
+    help="[default: test for the data MODEL was trained on, all for other data]",
 )
 SETTINGS = click.argument("settings", nargs=-1, metavar="[SETTINGS]...")
 
 
 @main.command()
-@click.option("--out", default="runs/demo", show_default=True, help="The run folder.")
+@click.option("--out", default="runs/demo", show_default=True, help="Run folder.")
 def demo(out: str) -> None:
-    """The whole story on embedded data, on a CPU, in about two minutes."""
+    """Train and evaluate a ViT on digits, on a CPU, in about two minutes."""
     from vitrail.training.train import demo
 
     demo(out)
@@ -83,9 +84,10 @@ def demo(out: str) -> None:
 @click.argument("pattern", default="")
 @AS_JSON
 def models(pattern: str, as_json: bool) -> None:
-    """Every variant and published checkpoint: parameters, GMACs, published accuracy.
+    """List model variants and published checkpoints.
 
-    PATTERN keeps the names that contain it; * and ? are wildcards.
+    Shows parameters, GMACs and published accuracy. PATTERN selects names that contain it; * and ?
+    are wildcards.
     """
     from vitrail.weights.published import listing
 
@@ -116,23 +118,32 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 @main.command()
 @click.argument("data")
 @SETTINGS
-@click.option("--check", is_flag=True, help="Decode every picture; list what is broken and why.")
-@click.option("--duplicates", is_flag=True, help="Find equal and nearly equal pictures.")
+@click.option("--check", is_flag=True, help="Decode every image; list broken files and why.")
+@click.option("--duplicates", is_flag=True, help="Find identical and near-identical images.")
 @click.option(
-    "--against", metavar="DATA", multiple=True, help="Find what comes back there; repeatable."
+    "--against",
+    metavar="DATA",
+    multiple=True,
+    help="Find images that also occur in DATA; repeatable.",
 )
-@click.option("--mirrored", is_flag=True, help="A mirror image is a duplicate, too.")
-@click.option("--report", metavar="FILE", default="", help="Write a page about duplicates.")
-@click.option("--filtered", metavar="FILE", default="", help="List what of train does not leak.")
-@click.option("--sheet", is_flag=True, help="Write a sheet of pictures, NAME-sheet.jpg.")
-@click.option("--pack", metavar="DST", default="", help="Decode once, into a memory-mapped store.")
-@click.option("--split", is_flag=True, help="List which picture belongs to which part.")
-@click.option("--workers", default=0, show_default=True, help="Processes that decode.")
+@click.option("--mirrored", is_flag=True, help="Count mirror images as duplicates.")
+@click.option("--report", metavar="FILE", default="", help="Write an HTML page of the duplicates.")
+@click.option(
+    "--filtered",
+    metavar="FILE",
+    default="",
+    help="Write the training images that have no duplicate in val, test or DATA.",
+)
+@click.option("--sheet", is_flag=True, help="Write a contact sheet, NAME-sheet.jpg.")
+@click.option("--pack", metavar="DST", default="", help="Write decoded images to a packed store.")
+@click.option("--split", is_flag=True, help="List the images of each split.")
+@click.option("--workers", default=0, show_default=True, help="Decoding processes.")
 @AS_JSON
 def data(data: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Check, describe, split, pack, find duplicates; a sheet of images.
+    """Describe, check, split and pack a data set; find duplicates.
 
-    Without options: classes and counts. SETTINGS are those of [data], as data.val=0.2.
+    Without options, prints classes and image counts. SETTINGS are those of [data], for example
+    data.val=0.2.
     """
     from vitrail.survey import CheckOptions, inspect_dataset
 
@@ -171,9 +182,9 @@ def show_data(found: dict[str, Any], table: bool) -> None:
 @click.argument("recipe", default="")
 @SETTINGS
 def config(recipe: str, settings: tuple[str, ...]) -> None:
-    """Every setting, explained; the output is itself a recipe.
+    """Print every setting of a recipe with its explanation.
 
-    Without RECIPE: the names of all recipes.
+    The output is itself a recipe. Without RECIPE, lists the names of all recipes.
     """
     from vitrail import settings as recipes
 
@@ -186,15 +197,15 @@ def config(recipe: str, settings: tuple[str, ...]) -> None:
 @main.command()
 @click.argument("what", metavar="RECIPE|FOLDER")
 @SETTINGS
-@click.option("--out", help="The run folder.  [default: runs/NAME, numbered where it exists]")
+@click.option("--out", help="Run folder.  [default: runs/NAME, numbered if it exists]")
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @DEVICE
 def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, device: str) -> None:
-    """Pre-train, fine-tune, self-supervise: the recipe decides.
+    """Train a model: pre-train, fine-tune or self-supervise.
 
-    A FOLDER of labeled pictures (or any DATA) is short for the recipe finetune/folder with
-    data.source=FOLDER. A run folder with --resume goes on with that run; without --out, --resume
-    continues the newest unfinished run with the same settings.
+    The recipe decides which. A FOLDER of labeled images (or any DATA) is short for the recipe
+    finetune/folder with data.source=FOLDER. With --resume, a run folder continues that run; a
+    recipe or FOLDER without --out continues the newest unfinished run with the same settings.
     """
     from vitrail.training.train import train
 
@@ -205,17 +216,19 @@ def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, d
 
 @main.command()
 @click.argument("what", nargs=-1, required=True, metavar="RECIPE|FOLDER... [SETTINGS]...")
-@click.option("--seeds", default=3, show_default=True, help="Runs with the chosen settings.")
-@click.option("--out", help="The folder of its runs.  [default: runs/NAME-sweep, numbered]")
+@click.option("--seeds", default=3, show_default=True, help="Final runs with the best settings.")
+@click.option(
+    "--out", help="Folder for the runs.  [default: runs/NAME-sweep, numbered if it exists]"
+)
 @DEVICE
 @AS_JSON
 def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_json: bool) -> None:
-    """Grid on a held-out part of train, retrain on all of train, test once per seed.
+    """Grid search on val, retrain on train and val, test once per seed.
 
-    A setting with a list is tried at each value: optim.lr=[0.003,0.01,0.03]. Several recipes, as
-    flowers/vit flowers/resnet, are swept alike and compared on one page. With several data sets in
-    data.source, as vtab/vit has them, one setting is chosen for all of them. The same command goes
-    on where an interrupted sweep stopped.
+    A list gives the values to try: optim.lr=[0.003,0.01,0.03]. Several recipes, such as flowers/vit
+    flowers/resnet, are swept with the same settings and compared in one report. With several data
+    sets in data.source, as in vtab/vit, one setting is chosen for all of them. Run the same command
+    again to continue an interrupted sweep.
     """
     from vitrail.console import is_main
     from vitrail.training.sweep import compare, sweep
@@ -261,14 +274,17 @@ def show_sweeps(result: dict[str, Any]) -> None:
 @click.option(
     "--labels",
     type=click.Choice(["imagenet", "real", "objectnet", "objectnet-unmasked"]),
-    help="Ask a model of ImageNet's classes about other labels or pictures.",
+    help="Score an ImageNet-1k model with ImageNet, ReaL or ObjectNet labels.",
 )
-@click.option("--batch", default=64, show_default=True, help="Pictures at a time.")
-@click.option("--workers", default=0, show_default=True, help="Processes that decode.")
+@click.option("--batch", default=64, show_default=True, help="Images per batch.")
+@click.option("--workers", default=0, show_default=True, help="Decoding processes.")
 @DEVICE
 @AS_JSON
 def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options: Any) -> None:
-    """Top-1, top-5, per-class precision, recall and F1, confusion, calibration."""
+    """Measure accuracy, per-class metrics, confusion and calibration.
+
+    Reports top-1, top-5, loss, calibration error and, for every class, precision, recall and F1.
+    """
     from vitrail.console import is_main
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.show import show
@@ -288,19 +304,19 @@ def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options
 @main.command()
 @click.argument("model")
 @click.argument("data")
-@click.option("--shots", default="1,5,10,25", show_default=True, help="Pictures of each class.")
-@click.option("--seeds", default=3, show_default=True, help="Choices of pictures.")
-@click.option("--ridge", default="1024", show_default=True, help="Strengths, as 1,32,1024.")
+@click.option("--shots", default="1,5,10,25", show_default=True, help="Training images per class.")
+@click.option("--seeds", default=3, show_default=True, help="Random draws of the training images.")
+@click.option("--ridge", default="1024", show_default=True, help="Ridge strengths, e.g. 1,32,1024.")
 @SPLIT
 @DEVICE
 @AS_JSON
 def fewshot(
     model: str, data: str, shots: str, seeds: int, ridge: str, as_json: bool, **options: Any
 ) -> None:
-    """Closed-form linear accuracy on frozen features, k-NN beside it.
+    """Measure the few-shot accuracy of frozen features.
 
-    A few pictures of each class of train are shown, all pictures of the split are asked about.
-    Nothing is trained, and features are kept for the next time.
+    Fits a closed-form linear classifier and k-NN on k training images per class and evaluates on
+    the whole split. The model is not trained; its features are cached.
     """
     from vitrail.console import is_main
     from vitrail.evaluation.fewshot import fewshot
@@ -319,18 +335,22 @@ def fewshot(
 @main.command()
 @click.argument("model")
 @click.argument("images", nargs=-1, required=True, metavar="IMAGE|FOLDER...")
-@click.option("--top", default=5, show_default=True, help="Guesses for each picture.")
-@click.option("--csv", "csv_path", metavar="FILE", default="", help="Write CSV; - is stdout.")
-@click.option("--features", metavar="FILE", default="", help="Write vectors, .npz or .parquet.")
-@click.option("--batch", default=0, help="Pictures at a time.  [default: what fits]")
-@click.option("--workers", default=0, help="Threads that decode and judge.  [default: all cores]")
+@click.option("--top", default=5, show_default=True, help="Number of classes per image.")
+@click.option(
+    "--csv", "csv_path", metavar="FILE", default="", help="Write CSV to FILE; - is stdout."
+)
+@click.option(
+    "--features", metavar="FILE", default="", help="Write features to a .npz or .parquet file."
+)
+@click.option("--batch", default=0, help="Images per batch.  [default: automatic]")
+@click.option("--workers", default=0, help="Threads that decode and predict.  [default: all cores]")
 @DEVICE
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.")
 def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
-    """Top guesses, as a table, CSV or JSON lines, in the order given.
+    """Predict the classes of images, as a table, CSV or JSON lines.
 
-    Folders are searched however deep; - is a picture on standard input. A file that cannot be read
-    is one line, and the rest goes on.
+    Results are in the order of the input. Folders are searched recursively; - reads an image from
+    standard input. A file that cannot be read is reported, and the others are still predicted.
     """
     from vitrail.evaluation.writers import write_predictions
 
@@ -340,18 +360,18 @@ def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
 @main.command()
 @click.argument("model")
 @click.argument("images", nargs=-1, metavar="[IMAGE]...")
-@click.option("--out", required=True, metavar="DIR", help="The folder for pictures and numbers.")
-@click.option("--layers", help="Layers to show, as 0,5,-1; all distances and four maps if not set.")
-@click.option("--size", help="Show the images at SIDE or ROWSxCOLUMNS pixels.")
+@click.option("--out", required=True, metavar="DIR", help="Output folder.")
 @click.option(
-    "--class", "target", help="Class of gradient-weighted rollout.  [default: the answer]"
+    "--layers", help="Layers to show, e.g. 0,5,-1.  [default: distances of all, maps of four]"
 )
+@click.option("--size", help="Input size: SIDE or ROWSxCOLUMNS pixels.")
+@click.option("--class", "target", help="Class for gradient-weighted rollout.  [default: top-1]")
 @DEVICE
 @AS_JSON
 def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Filters, positions, attention distance, rollout, as pictures.
+    """Draw filters, positions, attention distance and rollout.
 
-    Without IMAGE: what the weights alone show, which is filters and positions.
+    Without IMAGE, draws only what the weights show: filters and positions.
     """
     from vitrail.inspection.inspecting import inspect
 
@@ -381,27 +401,35 @@ def show_inside(found: dict[str, Any]) -> None:
 
 @main.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--sizes", default="", help="Pixels, as 64,128,224,384,512; else each model's own.")
-@click.option("--batches", default="", help="Batch sizes, as 1,64; else 1, 2, 4 … to the peak.")
-@click.option("--train", is_flag=True, help="Forward and backward in place of forward alone.")
-@click.option("--peers", is_flag=True, help="timm's model of the same name beside ours.")
+@click.option(
+    "--sizes", default="", help="Image sizes, e.g. 64,128,224,384,512.  [default: the model's]"
+)
+@click.option(
+    "--batches", default="", help="Batch sizes, e.g. 1,64.  [default: 1, 2, 4, … to the peak]"
+)
+@click.option("--train", is_flag=True, help="Measure forward and backward passes.")
+@click.option("--peers", is_flag=True, help="Also measure timm's model of the same name.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="auto: bfloat16 where a GPU has it.",
+    help="auto is bfloat16 on GPUs that support it.",
 )
-@click.option("--seconds", default=20.0, show_default=True, help="For one model at one size.")
-@click.option("--memory", default=0.0, help="GiB a CPU may use; by default half of what is free.")
+@click.option("--seconds", default=20.0, show_default=True, help="Time per model and image size.")
+@click.option(
+    "--memory",
+    default=0.0,
+    help="Memory budget on a CPU in GiB.  [default: half of the free memory]",
+)
 @DEVICE
 @AS_JSON
 def benchmark(
     models: tuple[str, ...], sizes: str, batches: str, as_json: bool, **options: Any
 ) -> None:
-    """Images per second, latency, memory, largest batch, GMACs.
+    """Measure images per second, latency, memory and the largest batch.
 
-    A variant's name, as B/16, is built fresh; any other MODEL is loaded.
+    A variant such as B/16 is built with random weights; any other MODEL is loaded.
     """
     from vitrail.benchmarking.benchmark import benchmark, show
 
@@ -429,18 +457,18 @@ def parse_numbers(option: str, text: str, kind: type[Any] = int) -> tuple[Any, .
     "--to",
     required=True,
     type=click.Choice(["google", "timm", "huggingface", "torchvision", "vitrail"]),
-    help="The format to write.",
+    help="Output format.",
 )
-@click.option("--size", help="Interpolate the positions to images of SIDE or ROWSxCOLUMNS pixels.")
+@click.option("--size", help="Interpolate positions to images of SIDE or ROWSxCOLUMNS pixels.")
 @click.option(
     "--heads",
     type=click.IntRange(min=1),
-    help="Number of attention heads, where SRC does not state it.",
+    help="Number of attention heads, if SRC does not state it.",
 )
 @click.option(
     "--gelu",
     type=click.Choice(["erf", "tanh"]),
-    help="GELU of SRC, where that is not the one its format implies.",
+    help="GELU of SRC, if it is not the one its format implies.",
 )
 @AS_JSON
 def convert(
@@ -452,10 +480,10 @@ def convert(
     gelu: Any,
     as_json: bool,
 ) -> None:
-    """Any published checkpoint format to any other, with a numeric parity report.
+    """Convert a checkpoint to another format and verify the result.
 
-    SRC is any MODEL. The suffix of DST picks the container: .npz for google, .safetensors or .pth,
-    or no suffix for a folder with config.json.
+    SRC is any MODEL. The suffix of DST selects the container: .npz for google, .safetensors or
+    .pth, or no suffix for a folder with config.json.
     """
     from vitrail.weights.convert import convert
 
@@ -484,25 +512,27 @@ def parse_size(text: str) -> int | tuple[int, int]:
     "--format",
     "kind",
     type=click.Choice(["onnx", "pt2", "hub"]),
-    help="[default: what the name of DST ends in]",
+    help="[default: from the suffix of DST]",
 )
-@click.option("--int8", is_flag=True, help="8-bit numbers for CPUs, calibrated on DATA (onnx).")
-@click.option("--data", metavar="DATA", default="", help="Print accuracy before and after.")
-@click.option("--dynamic-size", is_flag=True, help="Any size at run time, where the model allows.")
+@click.option("--int8", is_flag=True, help="Quantize to int8 for CPUs, calibrated on DATA (onnx).")
+@click.option("--data", metavar="DATA", default="", help="Measure accuracy before and after.")
+@click.option("--dynamic-size", is_flag=True, help="Accept any image size, if the model allows it.")
 @click.option(
     "--preprocessing",
     type=click.Choice(["inside", "beside"]),
     default="inside",
     show_default=True,
-    help="In the graph, or described in a JSON file beside it.",
+    help="In the graph, or described in a JSON file next to it.",
 )
-@click.option("--to", type=click.Choice(["timm", "transformers"]), help="Who loads the hub folder.")
-@click.option("--upload", metavar="NAME", default="", help="Send the hub folder to OWNER/NAME.")
+@click.option(
+    "--to", type=click.Choice(["timm", "transformers"]), help="Library of the hub folder."
+)
+@click.option("--upload", metavar="NAME", default="", help="Upload the hub folder to OWNER/NAME.")
 @AS_JSON
 def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
-    """A file that runs without Vitrail, checked against the original.
+    """Export to a file that runs without Vitrail, and verify it.
 
-    DST is a name that ends in .onnx or .pt2, or a folder for --format hub.
+    DST ends in .onnx or .pt2, or is a folder with --format hub.
     """
     from vitrail.exporting.choosing import export
 
@@ -515,10 +545,14 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
 @main.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option(
-    "--out", help="Where the page goes.  [default: the run's folder; report.html for several runs]"
+    "--out",
+    help="Output file.  [default: RUN/report.html; ./report.html for builtin or several runs]",
 )
 def report(runs: tuple[str, ...], out: str | None) -> None:
-    """report.html of a run, or of `builtin`; several runs give one comparison."""
+    """Write the report of a run, or a comparison of several runs.
+
+    RUN is a run folder or `builtin`.
+    """
     from vitrail.reporting.page import report
 
     echo(str(report(runs, out)))
@@ -526,20 +560,26 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 
 @main.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Other hosts need a token.")
-@click.option("--port", default=8000, show_default=True, help="0: any that is free.")
-@click.option("--token", envvar="VITRAIL_TOKEN", default="", help="Also as VITRAIL_TOKEN.")
-@click.option("--insecure", is_flag=True, help="Let other hosts in without a token.")
-@click.option("--origin", multiple=True, help="Site whose pages may use it; may be repeated.")
-@click.option("--batch", default=32, show_default=True, help="Pictures computed together.")
-@click.option("--wait", default=5.0, show_default=True, help="Milliseconds to wait for others.")
-@click.option("--queue", default=256, show_default=True, help="Pictures waiting; then 503.")
-@click.option("--images", default=32, show_default=True, help="Pictures in one request.")
-@click.option("--megabytes", default=16.0, show_default=True, help="Size of one request.")
-@click.option("--megapixels", default=50.0, show_default=True, help="Size of one picture.")
-@click.option("--seconds", default=30.0, show_default=True, help="For one request.")
-@click.option("--connections", default=512, show_default=True, help="Open at once.")
-@click.option("--idle", default=10.0, show_default=True, help="Seconds for a request to begin.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to bind; others need --token."
+)
+@click.option("--port", default=8000, show_default=True, help="Port; 0 picks a free one.")
+@click.option(
+    "--token", envvar="VITRAIL_TOKEN", default="", help="Access token; also VITRAIL_TOKEN."
+)
+@click.option("--insecure", is_flag=True, help="Allow other hosts without a token.")
+@click.option("--origin", multiple=True, help="Allow pages of this site; repeatable.")
+@click.option("--batch", default=32, show_default=True, help="Largest batch.")
+@click.option("--wait", default=5.0, show_default=True, help="Milliseconds to wait for a batch.")
+@click.option("--queue", default=256, show_default=True, help="Images in the queue before 503.")
+@click.option("--images", default=32, show_default=True, help="Images per request.")
+@click.option("--megabytes", default=16.0, show_default=True, help="Size limit of a request.")
+@click.option("--megapixels", default=50.0, show_default=True, help="Size limit of an image.")
+@click.option("--seconds", default=30.0, show_default=True, help="Time limit of a request.")
+@click.option("--connections", default=512, show_default=True, help="Open connections.")
+@click.option(
+    "--idle", default=10.0, show_default=True, help="Seconds for request headers to arrive."
+)
 @DEVICE
 def serve(
     models: tuple[str, ...],
@@ -551,9 +591,10 @@ def serve(
     device: str,
     **limits: Any,
 ) -> None:
-    """Web page and JSON API, on localhost unless told otherwise.
+    """Serve models with a web page and a JSON API.
 
-    Several models are called by the names of their folders, or as NAME=MODEL.
+    Listens on localhost by default. With several models, each is named after its folder, or
+    explicitly as NAME=MODEL.
     """
     from vitrail.serving.limits import Limits
     from vitrail.serving.server import serve
@@ -574,7 +615,7 @@ def serve(
 @click.argument("folder", default="runs")
 @AS_JSON
 def runs(folder: str, as_json: bool) -> None:
-    """The table of runs below FOLDER (runs/ by default)."""
+    """List the runs in FOLDER (default: runs/)."""
     from vitrail.console import table
     from vitrail.runs import find, row
 

@@ -1,4 +1,4 @@
-"""Every setting of a run, explained; defaults and help text stand here and nowhere else.
+"""Every setting of a run, with its default and its help text.
 
 A run is described by one `Config`. A recipe is a TOML file that holds only what differs from the
 defaults. A setting on the command line is one more line of that recipe (`optim.lr=3e-4`). The
@@ -14,151 +14,155 @@ from vitrail.errors import VitrailError
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is trained."""
+    """The model to train."""
 
     variant: str = ""
-    """The model to build: B/16, R50+B/16, R50x1, Ti/4, …; empty takes that of model.init."""
+    """The model to build: B/16, R50+B/16, R50x1, Ti/4, …; empty uses the variant of model.init."""
     init: str = ""
-    """Any MODEL to start from, given a zero head, and other positions where needed; empty starts
-    from scratch."""
+    """Any MODEL to start from: it gets a new zero head, and its positions are interpolated to
+    data.size; empty trains from scratch."""
     keep_head: bool = False
-    """Keep the head of model.init, whose classes must be those of the data, to continue training;
-    false starts from a zero linear head, as the paper fine-tunes."""
+    """Keep the head of model.init to continue training; its classes must match the data. false
+    starts from a zero linear head, as the paper does for fine-tuning."""
     width: int = 0
-    """Width of the tokens; 0 leaves it as the variant has it."""
+    """Embedding dimension; 0 uses the variant's."""
     depth: int = 0
-    """Number of blocks; 0 as the variant."""
+    """Number of blocks; 0 uses the variant's."""
     heads: int = 0
-    """Attention heads; 0 as the variant."""
+    """Number of attention heads; 0 uses the variant's."""
     mlp: int = 0
-    """Hidden width of the MLPs; 0 as the variant."""
+    """Hidden dimension of the MLPs; 0 uses the variant's."""
     pool: Literal["", "class", "mean", "attention"] = ""
-    """What the head reads: the class token, the mean of the patches, or attention pooling; empty
-    as the variant."""
+    """Input of the head: the class token, the mean of the patch tokens, or attention pooling; empty
+    uses the variant's."""
     positions: Literal["", "learned", "factorized", "relative", "sincos", "none"] = ""
-    """Position embeddings; empty as the variant (learned)."""
+    """Position embeddings; empty uses the variant's (learned)."""
     injection: Literal["", "stem", "every", "shared"] = ""
-    """Where positions are added: at the stem, at every layer its own, or shared by all layers."""
+    """Where position embeddings are added: at the stem, at every layer with a table per layer, or
+    at every layer with one shared table; empty uses the variant's (stem)."""
     hidden: bool = False
-    """A tanh layer before the logits, as in the paper's pre-training."""
+    """Add a tanh layer before the logits, as in the paper's pre-training."""
     head_bias: float = 0.0
-    """Initial bias of the logits: -10 (ImageNet-21k) or -6.9 (ImageNet) suits a sigmoid loss."""
+    """Initial bias of the logits; -10 (ImageNet-21k) or -6.9 (ImageNet) suits a sigmoid loss."""
     layer_scale: float = 0.0
-    """Initial value of LayerScale; 0 leaves it out."""
+    """Initial value of LayerScale; 0 disables it."""
     dropout: float = 0.0
-    """Dropout rate after every dense layer but the queries, keys and values."""
+    """Dropout rate after every dense layer except the query, key and value projections."""
     drop_path: float = 0.0
-    """Stochastic depth: rate at the last block, growing linearly from zero at the first."""
+    """Stochastic depth: drop rate of the last block; it grows linearly from zero at the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What it learns from, and what is held out."""
+    """The data set and its splits."""
 
     source: str = ""
     """DATA: a folder with one sub-folder per class, tar shards, a packed store or a catalog
     name."""
     size: int | tuple[int, int] = 224
-    """Pixels of the images that the model sees: a side, or [rows, columns]."""
+    """Input size of the model in pixels: one side, or [rows, columns]."""
     crop: float = -1.0
-    """Evaluation crops the center, this share of the resized short side (0.875 is 256 to 224); 0
-    squeezes the whole picture; -1 does as the weights in model.init say, or 0.875 from scratch."""
+    """Center crop for evaluation, as a fraction of the resized short side (0.875 resizes to 256 and
+    crops 224); 0 resizes the whole image without cropping; -1 uses the preprocessing of model.init,
+    or 0.875 from scratch."""
     val: float = 0.1
-    """Share of train that is held out for choosing, where the data brings no val part."""
+    """Fraction of train to hold out for validation, if the data has no val split."""
     test: float = 0.1
-    """Share that is held out for the final test, where the data brings no test part."""
+    """Fraction of train to hold out for the final test, if the data has no test split."""
     split: Literal["hash", "stratified"] = "hash"
-    """How parts are held out: by a hash of each name, stable when files are added, with every class
-    of three images or more in each part; or exactly the same share of every class."""
+    """How val and test are held out. hash: by a hash of each file name, stable when files are
+    added, with every class of three or more images in each split; stratified: the same fraction of
+    every class."""
     train_on: Literal["train", "train+val"] = "train"
-    """train+val retrains on everything but test, once all choices are made."""
+    """Images to train on; train+val trains on everything except test, once all choices are made."""
     subset: int = 0
-    """Learn from so many images only, drawn at random by the seed; smaller draws lie within larger
-    ones. 0 takes all."""
+    """Train on this many images, drawn at random by the seed; smaller subsets are contained in
+    larger ones. 0 uses all images."""
     only: str = ""
-    """A file that names the pictures to learn from, one to a line, as `vitrail data --against …
-    --filtered` writes it; empty takes all."""
+    """A file with the names of the images to train on, one per line, as written by `vitrail data
+    --against … --filtered`; empty uses all images."""
     sampling: Literal["uniform", "balanced"] = "uniform"
-    """balanced draws every class equally often, however uneven the folders."""
+    """How training images are drawn; balanced draws every class equally often, regardless of its
+    size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """How training images are varied."""
+    """Data augmentation for training."""
 
     crop: Literal["inception", "resize", "pad", "none"] = "inception"
-    """inception: a random rectangle of the picture; resize: BiT's random crop out of the resized
-    picture; pad: a shift by an eighth of the side; none: the evaluation's crop."""
+    """inception: a random crop of random area and aspect ratio; resize: BiT's random crop of the
+    resized image; pad: a random shift by up to an eighth of the side; none: the evaluation crop."""
     area: float = 0.05
-    """Smallest share of the picture that an inception crop may keep."""
+    """Smallest fraction of the image area that an inception crop keeps."""
     flip: bool = True
-    """Mirror half of the images."""
+    """Flip images horizontally with probability 0.5."""
     randaugment_layers: int = 0
-    """RandAugment: operations per image; 0 is off."""
+    """RandAugment: operations per image; 0 disables it."""
     randaugment_magnitude: float = 10.0
-    """RandAugment: strength of the operations, on the papers' scale: 10 is the top of the original,
-    AugReg goes up to 20."""
+    """RandAugment: strength of the operations on the scale of the papers, where 10 is the original
+    maximum; AugReg goes up to 20."""
     autoaugment: Literal["", "imagenet", "cifar10", "svhn"] = ""
-    """AutoAugment with the policy found for that data; empty is off."""
+    """AutoAugment with the policy learned on this data set; empty disables it."""
     three_augment: bool = False
-    """DeiT III's 3-Augment: one of grayscale, solarization and blur for each image."""
+    """DeiT III's 3-Augment: grayscale, solarization or blur for each image."""
     color_jitter: float = 0.0
-    """Random brightness, contrast and saturation of this strength."""
+    """Strength of random brightness, contrast and saturation; 0 disables it."""
     erasing: float = 0.0
-    """Share of images with a random rectangle erased."""
+    """Probability of erasing a random rectangle of an image."""
     mixup: float = 0.0
-    """Mixup's alpha; 0 is off."""
+    """Mixup alpha; 0 disables it."""
     cutmix: float = 0.0
-    """CutMix's alpha; 0 is off. With mixup, each batch takes one of the two."""
+    """CutMix alpha; 0 disables it. With both Mixup and CutMix, each batch uses one of them."""
     mixed: float = 1.0
-    """Share of the batches that mixup and cutmix mix."""
+    """Fraction of the batches to which Mixup or CutMix is applied."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """How long, on how much at once, and what is kept."""
+    """The objective, the length of the run, the batch size and which weights to keep."""
 
     objective: Literal["softmax", "sigmoid", "masked"] = "softmax"
-    """What is learned: classes by softmax cross-entropy, or by sigmoid cross-entropy over all of
-    them; or, without labels, what was in masked patches."""
+    """The loss: softmax cross-entropy, sigmoid cross-entropy over all classes, or masked patch
+    prediction, which needs no labels."""
     masked: Literal["mean", "grid", "pixels"] = "mean"
-    """What a masked patch is asked for: its 3-bit mean color, those of its 4 x 4 cells, or its
-    pixels."""
+    """Target of masked patch prediction: the 3-bit mean color of the patch (mean), the mean colors
+    of its 4 x 4 cells (grid), or its pixels."""
     masked_share: float = 0.5
-    """Share of the patches that is masked."""
+    """Fraction of the patches to mask."""
     steps: int = 0
-    """Length of the run in updates. Steps, epochs and minutes are one choice: setting one unsets
-    the others."""
+    """Length of the run in updates. Only one of steps, epochs and minutes applies: setting one
+    unsets the others."""
     epochs: float = 0.0
     """Length of the run in passes over the training images."""
     minutes: float = 0.0
-    """Length of the run as a time budget: the schedule follows the clock. It counts the features of
-    a frozen backbone, but leaves the head at least a tenth. Such a run can be resumed, but not
-    repeated bit-exactly."""
+    """Length of the run as a time budget; the learning rate schedule follows the clock. Computing
+    the features of a frozen backbone counts, but at least a tenth of the time is left for the head.
+    Such a run can be resumed, but not reproduced bit-exactly."""
     batch: int = 512
-    """Images per update, over all processes and accumulated parts."""
+    """Images per update, summed over all processes and accumulation steps."""
     freeze: bool = False
-    """Train the head alone, on features computed once without augmentation: a linear probe."""
+    """Train only the head, on features computed once without augmentation (a linear probe)."""
     label_smoothing: float = 0.0
-    """Share of the target that is spread over all classes."""
+    """Label smoothing: fraction of the target spread evenly over all classes."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced weighs the loss of each class by the inverse of its share of the images."""
+    """balanced weights the loss of each class by the inverse of its frequency."""
     ema: float = 0.0
     """Decay of an exponential moving average of the weights, the paper's Polyak averaging (0.9999);
-    0 is off. The averaged weights are the ones evaluated and kept."""
+    0 disables it. The averaged weights are evaluated and saved."""
     ema_ramp: bool = True
-    """Raise the decay as (1 + step) / (10 + step) until it reaches train.ema, so
-    that the initial weights fade quickly; false uses train.ema throughout, as the paper."""
+    """Ramp up the decay as (1 + step) / (10 + step) until it reaches train.ema, so that the initial
+    weights are forgotten quickly; false uses train.ema from the first step, as in the paper."""
     evaluations: int = 20
-    """How often val is looked at, evenly over the run; 0 never."""
+    """Number of evaluations on val, evenly spaced over the run; 0 disables them."""
     patience: int = 0
-    """Stop after so many evaluations without a better val top-1; 0 goes on to the end."""
+    """Stop after this many evaluations without a better val top-1; 0 disables early stopping."""
     keep: Literal["best", "last"] = "best"
-    """Which weights become the model: the best on val by accuracy (balanced accuracy with class
-    weights), then by loss; or the last."""
+    """Which weights to save as the model: those with the best val accuracy (balanced accuracy with
+    class weights; ties are broken by val loss), or the last."""
     hyperrule: bool = False
-    """BiT's HyperRule: steps, warm-up, size and mixup, where they are not set, follow from the
-    number and size of the images."""
+    """BiT's HyperRule: choose steps, warm-up, image size and Mixup by the number and size of the
+    images, unless they are set."""
 
     @property
     def uses_labels(self) -> bool:
@@ -167,75 +171,79 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """The optimizer and the schedule of its learning rate."""
+    """The optimizer and its learning rate schedule."""
 
     name: Literal["adam", "adamw", "sgd", "lamb", "muon"] = "sgd"
-    """adamw is the paper's Adam: its weight decay is multiplied by the learning rate and kept apart
-    from the gradient; adam adds the decay to the gradient. muon turns the matrices of the blocks
-    and leaves the rest to adamw."""
+    """The optimizer. adamw is the paper's Adam: weight decay is decoupled from the gradient and
+    multiplied by the learning rate; adam adds the decay to the gradient. muon applies Muon to the
+    matrices of the blocks and adamw to the rest."""
     lr: float = 0.01
-    """Peak learning rate, for the batch of this recipe."""
+    """Peak learning rate, at the batch size of the recipe."""
     weight_decay: float = 0.0
-    """Weight decay on kernels only: no biases, norms, tokens or positions."""
+    """Weight decay, applied to kernels only: not to biases, norms, tokens or positions."""
     momentum: float = 0.9
     """Momentum of sgd and muon."""
     beta1: float = 0.9
-    """First beta of adam, adamw, lamb and what muon leaves to adamw."""
+    """First beta of adam, adamw, lamb and the adamw part of muon."""
     beta2: float = 0.999
-    """Second beta, likewise."""
+    """Second beta of the same optimizers."""
     clip: float = 1.0
-    """Largest global norm of the gradient; 0 is off."""
+    """Clip the gradient to this global norm; 0 disables clipping."""
     warmup: int = 0
-    """Updates over which the learning rate rises linearly from zero."""
+    """Number of updates over which the learning rate rises linearly from zero."""
     decay: Literal["cosine", "linear", "staircase", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    """Learning rate schedule after the warm-up."""
     floor: float = 0.0
-    """Learning rate at the end of a cosine or linear decay."""
+    """Final learning rate of a cosine or linear decay."""
     milestones: tuple[float, ...] = (0.3, 0.6, 0.9)
-    """Shares of the run at which a staircase divides the learning rate by ten."""
+    """Fractions of the run at which a staircase decay divides the learning rate by ten."""
     layer_decay: float = 1.0
-    """Factor on the learning rate from each layer to the one below it; 1 treats all alike."""
+    """Layer-wise learning rate decay: factor from each layer to the layer below it; 1 disables
+    it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """How the machine is used. Nothing here is meant to change what is learned."""
+    """Hardware, precision, checkpoints and logging; none of it is meant to change what is
+    learned."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of the model; auto is bfloat16 on GPUs that have it, else float32."""
+    """Precision of the forward and backward passes; auto is bfloat16 on GPUs that support it,
+    otherwise float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
     graphs: bool = False
-    """With compile on a CUDA device: record the model's work once and replay it, so that a small
-    model no longer waits for a processor that launches every kernel."""
+    """With system.compile on a CUDA device: record the model as CUDA graphs and replay them, which
+    avoids kernel launch overhead for small models."""
     recompute: bool = False
-    """Recompute activations in the backward pass: less memory, a third more work."""
+    """Recompute activations in the backward pass (gradient checkpointing): less memory, about a
+    third more compute."""
     microbatch: int = 0
-    """Images per process at once; the rest of a batch is accumulated. 0 finds what fits, halving
-    after each out-of-memory."""
+    """Images per process and forward pass; gradients are accumulated over the rest of the batch. 0
+    starts with the whole share and halves it after each out-of-memory error."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: whole copies of the model (ddp), or one model in parts (fsdp)."""
+    """Under torchrun: replicate the model (ddp) or shard it (fsdp, FSDP2)."""
     workers: int = -1
-    """Processes that load images; -1 takes all cores beside a GPU and none beside a CPU, 0 loads in
-    the main process."""
+    """Number of processes that load images; -1 uses all cores with a GPU and none on a CPU; 0 loads
+    in the main process."""
     deterministic: bool = False
-    """Only deterministic kernels, at some cost in speed."""
+    """Use only deterministic kernels, which can be slower."""
     checkpoint_steps: int = 0
-    """Write a checkpoint every so many updates; 0 goes by checkpoint_minutes."""
+    """Number of updates between checkpoints; 0 uses checkpoint_minutes."""
     checkpoint_minutes: float = 5.0
-    """Write a checkpoint this often, and at every evaluation. The last two are kept."""
+    """Minutes between checkpoints; every evaluation also writes one. The last two are kept."""
     log_steps: int = 10
-    """Write the training loss to metrics.jsonl every so many updates."""
+    """Number of updates between entries of the training loss in metrics.jsonl."""
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"
-    """Send the metrics there as well."""
+    """Experiment tracker to which metrics are also logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """One run."""
+    """All settings of a run."""
 
     seed: int = 0
-    """Seeds weights, augmentation, data order and subsets."""
+    """Seed for weights, augmentation, data order and subsets."""
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
     augment: Augment = field(default_factory=Augment)
@@ -243,7 +251,7 @@ class Config:
     optim: Optim = field(default_factory=Optim)
     system: System = field(default_factory=System)
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """What `vitrail sweep` tries: names of settings and lists of values."""
+    """Settings that `vitrail sweep` tries, each with a list of values."""
 
     def __post_init__(self) -> None:
         check(self)
