@@ -18,7 +18,7 @@ from torch import nn
 from vitrail.config import Config
 from vitrail.devices import Devices, devices
 from vitrail.evaluation.classify import predict
-from vitrail.settings import load
+from vitrail.settings import load_config
 from vitrail.training import optim as optimizers
 from vitrail.training.build import build_model
 from vitrail.training.checkpoint import Learner
@@ -92,7 +92,7 @@ def main() -> None:
             *(f"model.init={args.weights}", f"data.size={args.size}", f"optim.lr={args.lr}"),
             *(f"train.steps={args.steps}", f"optim.warmup={args.steps // 5}", "train.batch=512"),
         ]
-        config = load(None, settings)
+        config = load_config(None, settings)
         with devices() as where:
             data = open_parts(config)
             for name in ("ours", "timm"):

@@ -2,7 +2,7 @@ import pytest
 
 from vitrail.config import Config, without_effect
 from vitrail.errors import VitrailError
-from vitrail.settings import explanations, recipes
+from vitrail.settings import explanations, recipe_names
 from vitrail.training.resolve import resolve_config
 
 FROZEN = ["model.init=builtin", "train.freeze=true"]
@@ -64,7 +64,7 @@ def test_a_sweep_refuses_what_none_of_its_runs_would_obey():
 
 
 def test_no_recipe_is_refused():
-    for name in recipes():
+    for name in recipe_names():
         assert resolve_config(name, (), True).recipe == resolve_config(name).recipe
 
 

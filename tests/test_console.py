@@ -27,7 +27,7 @@ from vitrail.console import (
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.files import damage_of
 from vitrail.runs import Run
-from vitrail.settings import load
+from vitrail.settings import load_config
 from vitrail.training.train import train_config
 
 SHORT = ["train.steps=3", "train.evaluations=1", "data.subset=32", "train.batch=8"]
@@ -195,13 +195,13 @@ def test_a_checksum_says_how_far_it_is(tmp_path, monkeypatch, capsys):
 def run(tmp_path_factory) -> Run:
     """A few steps on digits, without a report."""
     return train_config(
-        load("digits/vit", SHORT), tmp_path_factory.mktemp("runs") / "run", device="cpu"
+        load_config("digits/vit", SHORT), tmp_path_factory.mktemp("runs") / "run", device="cpu"
     )
 
 
 def test_training_and_its_evaluations_tell_in_a_log(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(console, "EVERY", 0)
-    run = train_config(load("digits/vit", SHORT), tmp_path / "run", device="cpu")
+    run = train_config(load_config("digits/vit", SHORT), tmp_path / "run", device="cpu")
     lines = capsys.readouterr().err.splitlines()
     for start in ("step 1/3  eta ", "step 3/3  ", "evaluating val  ", "evaluating test  "):
         assert any(line.startswith(start) for line in lines), start

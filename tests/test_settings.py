@@ -22,13 +22,13 @@ from vitrail.config import (
 )
 from vitrail.errors import VitrailError
 from vitrail.settings import (
-    LENGTHS,
-    build,
-    changed,
+    _LENGTHS,
+    build_config,
+    changed_settings,
     explanations,
-    find,
-    load,
-    read,
+    find_recipe,
+    load_config,
+    read_recipe,
     schema,
     to_flat,
     to_toml,
@@ -39,7 +39,7 @@ from vitrail.settings import (
 def refused(*given: str) -> str:
     """The one line that such settings get."""
     with pytest.raises(VitrailError) as error:
-        load(None, given)
+        load_config(None, given)
     message = str(error.value)
     assert "\n" not in message
     assert error.value.exit_code == 2
@@ -129,7 +129,7 @@ def test_the_same_holds_in_python():
     ],
 )
 def test_a_value_is_a_toml_value_and_a_bare_word_is_text(setting, name, value):
-    found = to_flat(load(None, [setting]))[name]
+    found = to_flat(load_config(None, [setting]))[name]
     assert found == value
     assert type(found) is type(value)
 
@@ -137,28 +137,31 @@ def test_a_value_is_a_toml_value_and_a_bare_word_is_text(setting, name, value):
 def test_the_last_setting_wins_over_the_recipe(tmp_path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text("[optim]\nlr = 1.0\nname = 'adamw'\n")
-    config = load(recipe, ["optim.lr=2", "optim.lr=3"])
+    config = load_config(recipe, ["optim.lr=2", "optim.lr=3"])
     assert (config.optim.lr, config.optim.name) == (3.0, "adamw")
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", _LENGTHS)
 def test_setting_one_length_unsets_the_others(length, tmp_path):
     recipe = tmp_path / "mine.toml"
-    for other in LENGTHS:
+    for other in _LENGTHS:
         section, key = other.split(".")
         recipe.write_text(f"[{section}]\n{key} = 30\n")
-        found = to_flat(load(recipe, [f"{length}=7"]))
-        assert {name: found[name] for name in LENGTHS if found[name]} == {length: 7}
-    assert sum(to_flat(load(None, [f"{name}=5" for name in LENGTHS]))[n] > 0 for n in LENGTHS) == 1
+        found = to_flat(load_config(recipe, [f"{length}=7"]))
+        assert {name: found[name] for name in _LENGTHS if found[name]} == {length: 7}
+    assert (
+        sum(to_flat(load_config(None, [f"{name}=5" for name in _LENGTHS]))[n] > 0 for n in _LENGTHS)
+        == 1
+    )
 
 
 def test_a_length_of_zero_leaves_the_others_alone():
-    config = load(None, ["train.epochs=3", "train.steps=0"])
+    config = load_config(None, ["train.epochs=3", "train.steps=0"])
     assert (config.train.epochs, config.train.steps) == (3.0, 0)
 
 
 def test_a_sweep_is_a_list_for_each_setting():
-    config = load(None, ["sweep.optim.lr=[1, 0.1]", 'sweep.model.init=["a", "b"]'])
+    config = load_config(None, ["sweep.optim.lr=[1, 0.1]", 'sweep.model.init=["a", "b"]'])
     assert config.sweep == {"optim.lr": (1.0, 0.1), "model.init": ("a", "b")}
 
 
@@ -167,15 +170,19 @@ def test_a_broken_recipe_is_named(tmp_path):
     for text in ("[optim", "[optim]\nlrr = 3\n", "[optim]\nlr = 'fast'\n", "[optim]\nlr = -1\n"):
         path.write_text(text)
         with pytest.raises(VitrailError) as error:
-            load(path)
+            load_config(path)
         assert str(path) in str(error.value) or "optim.lr = -1" in str(error.value)
         assert "\n" not in str(error.value)
 
 
 def test_an_unknown_recipe_is_suggested():
     with pytest.raises(VitrailError, match=r"no recipe named 'finetune/foldr'; did you mean"):
-        find("finetune/foldr")
-    assert find("finetune/folder").name == find("finetune/folder.toml").name == "folder.toml"
+        find_recipe("finetune/foldr")
+    assert (
+        find_recipe("finetune/folder").name
+        == find_recipe("finetune/folder.toml").name
+        == "folder.toml"
+    )
 
 
 def test_every_setting_is_explained_in_a_sentence():
@@ -204,14 +211,14 @@ def test_the_values_of_a_closed_set_stand_beside_their_setting(tmp_path):
             allowed = " | ".join(f'"{value}"' for value in get_args(kind))
             assert f"# {allowed}. {explanations()[name]}" in text, name
     (tmp_path / "all.toml").write_text(text)
-    assert load(tmp_path / "all.toml") == Config()
+    assert load_config(tmp_path / "all.toml") == Config()
 
 
 def test_changed_settings_are_those_that_differ():
-    config = load(None, ["optim.lr=3e-4", "model.variant=B/16", "data.size=[1, 2]"])
-    assert changed(config) == ["model.variant=B/16", "data.size=[1, 2]", "optim.lr=0.0003"]
-    assert changed(config, config) == []
-    assert load(None, changed(config)) == config
+    config = load_config(None, ["optim.lr=3e-4", "model.variant=B/16", "data.size=[1, 2]"])
+    assert changed_settings(config) == ["model.variant=B/16", "data.size=[1, 2]", "optim.lr=0.0003"]
+    assert changed_settings(config, config) == []
+    assert load_config(None, changed_settings(config)) == config
 
 
 def test_other_values_for_the_same_run():
@@ -258,7 +265,7 @@ def runs(draw: Any) -> dict[str, Any]:
     chosen = draw(st.sets(st.sampled_from(sorted(schema())), max_size=12))
     if "model.init" in chosen:
         chosen = {n for n in chosen if not n.startswith("model.") or n == "model.init"}
-    chosen -= {"train.freeze", "model.keep_head"} | set(sorted(chosen & set(LENGTHS))[1:])
+    chosen -= {"train.freeze", "model.keep_head"} | set(sorted(chosen & set(_LENGTHS))[1:])
     found = {name: draw(values(name, schema()[name])) for name in sorted(chosen)}
     if found.get("train.objective") == "masked":
         found["train.objective"] = "sigmoid"  # masked goes with few other settings
@@ -274,12 +281,12 @@ def runs(draw: Any) -> dict[str, Any]:
 @given(runs())
 @settings(max_examples=150, deadline=None)
 def test_any_run_comes_back_from_its_text(tmp_path_factory, found):
-    config = build(found)
+    config = build_config(found)
     path = tmp_path_factory.mktemp("run") / "config.toml"
     path.write_text(to_toml(config), encoding="utf-8")
-    assert load(path) == config
-    assert build(read(path)) == config
-    assert load(None, changed(config)) == config
+    assert load_config(path) == config
+    assert build_config(read_recipe(path)) == config
+    assert load_config(None, changed_settings(config)) == config
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",))))
@@ -290,7 +297,7 @@ def test_any_text_survives_being_shown(text):
 
 def test_sections_can_be_made_by_hand():
     config = Config(model=Model(variant="B/16"), data=Data(source="digits"))
-    assert load(None, ["model.variant=B/16", "data.source=digits"]) == config
+    assert load_config(None, ["model.variant=B/16", "data.source=digits"]) == config
 
 
 @pytest.mark.parametrize(
@@ -299,6 +306,6 @@ def test_sections_can_be_made_by_hand():
 def test_a_recipe_nested_too_deeply_is_one_line(tmp_path, text):
     (tmp_path / "deep.toml").write_text(text)
     with pytest.raises(VitrailError, match=r"deep\.toml"):
-        load(tmp_path / "deep.toml")
+        load_config(tmp_path / "deep.toml")
     with pytest.raises(VitrailError, match=r"optim\.lr"):
-        load(None, ["optim.lr=" + "[" * 100_000])
+        load_config(None, ["optim.lr=" + "[" * 100_000])

@@ -178,9 +178,9 @@ def config(recipe: str, settings: tuple[str, ...]) -> None:
     from vitrail import settings as recipes
 
     if not recipe:
-        echo("\n".join(recipes.recipes()))
+        echo("\n".join(recipes.recipe_names()))
     else:
-        echo(recipes.to_toml(recipes.load(recipe, settings)), end="")
+        echo(recipes.to_toml(recipes.load_config(recipe, settings)), end="")
 
 
 @main.command()
@@ -576,9 +576,9 @@ def serve(
 def runs(folder: str, as_json: bool) -> None:
     """The table of runs below FOLDER (runs/ by default)."""
     from vitrail.console import table
-    from vitrail.runs import find, row
+    from vitrail.runs import find_runs
 
-    rows = [row(run) for run in find(Path(folder))]
+    rows = [run.summary() for run in find_runs(Path(folder))]
     if as_json:
         echo(json.dumps(rows, ensure_ascii=False))
         return

@@ -17,71 +17,73 @@ from vitrail.config import Config, shown
 from vitrail.errors import VitrailError, did_you_mean
 
 RECIPES = Path(str(files("vitrail"))) / "recipes"
-LENGTHS = ("train.steps", "train.epochs", "train.minutes")
+_LENGTHS = ("train.steps", "train.epochs", "train.minutes")
 """One choice: setting one of them unsets the others."""
 
-NO_FLIP: dict[str, Any] = {"augment.flip": False}
-NO_CROP: dict[str, Any] = {"augment.crop": "none"}
-OWN: dict[str, dict[str, Any]] = {
-    "vtab/clevr_count": NO_CROP,
-    "vtab/clevr_dist": NO_CROP,
-    "vtab/dmlab": NO_CROP,
-    "vtab/dsprites_loc": NO_FLIP | NO_CROP,
-    "vtab/dsprites_ori": NO_FLIP,
-    "vtab/kitti_dist": NO_CROP,
-    "vtab/smallnorb_azim": NO_FLIP,
+_NO_FLIP: dict[str, Any] = {"augment.flip": False}
+_NO_CROP: dict[str, Any] = {"augment.crop": "none"}
+DATASET_SETTINGS: dict[str, dict[str, Any]] = {
+    "vtab/clevr_count": _NO_CROP,
+    "vtab/clevr_dist": _NO_CROP,
+    "vtab/dmlab": _NO_CROP,
+    "vtab/dsprites_loc": _NO_FLIP | _NO_CROP,
+    "vtab/dsprites_ori": _NO_FLIP,
+    "vtab/kitti_dist": _NO_CROP,
+    "vtab/smallnorb_azim": _NO_FLIP,
 }
 """What data sets for itself by being named: BiT (arXiv 1912.11370, section 3.3) neither mirrors
 nor crops VTAB's images where that changes the label."""
 
 
-def load(recipe: str | Path | None = None, settings: Sequence[str] = ()) -> Config:
+def load_config(recipe: str | Path | None = None, settings: Sequence[str] = ()) -> Config:
     """The `Config` of a recipe (a name, a path, or none for the defaults) and further settings."""
-    given = [parse(setting) for setting in settings]
-    values = beneath({} if recipe is None else read(find(recipe)), dict(given))
+    given = [parse_setting(setting) for setting in settings]
+    values = with_dataset_settings(
+        {} if recipe is None else read_recipe(find_recipe(recipe)), dict(given)
+    )
     for name, value in given:
-        override(values, name, value)
-    return build(values)
+        override_value(values, name, value)
+    return build_config(values)
 
 
-def override(values: dict[str, Any], name: str, value: Any) -> None:
+def override_value(values: dict[str, Any], name: str, value: Any) -> None:
     """Sets one value, which leaves nothing to try."""
-    put(values, name, value)
+    set_value(values, name, value)
     values.pop(f"sweep.{name}", None)
 
 
-def beneath(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def with_dataset_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that given ones are put upon: a recipe's, and those of the data that is named.
 
     Whoever names the data may set these too, and is heeded.
     """
     if "data.source" in given:
-        return {**recipe, **OWN.get(str(given["data.source"]), {})}
-    return {**OWN.get(recipe.get("data.source", ""), {}), **recipe}
+        return {**recipe, **DATASET_SETTINGS.get(str(given["data.source"]), {})}
+    return {**DATASET_SETTINGS.get(recipe.get("data.source", ""), {}), **recipe}
 
 
-def recipes() -> list[str]:
+def recipe_names() -> list[str]:
     """Names of the recipes inside the package."""
     found = (path.relative_to(RECIPES) for path in RECIPES.rglob("*.toml"))
     return sorted(path.with_suffix("").as_posix() for path in found)
 
 
-def find(recipe: str | Path) -> Path:
+def find_recipe(recipe: str | Path) -> Path:
     """Where a recipe lies: a path as it is, a name inside the package."""
     if (path := Path(recipe)).is_file():
         return path
     name = str(recipe).removesuffix(".toml")
-    if name in recipes():
+    if name in recipe_names():
         return RECIPES / f"{name}.toml"
-    hint = did_you_mean(name, recipes()) or "; `vitrail config` lists them"
+    hint = did_you_mean(name, recipe_names()) or "; `vitrail config` lists them"
     raise VitrailError(f"no recipe named '{recipe}'{hint}")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path) -> dict[str, Any]:
     """The settings of a recipe as a flat dictionary, each value checked."""
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        pairs = flat(tree)
+        pairs = flatten(tree)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise VitrailError(f"cannot read {path}: {error}") from None
     except RecursionError:
@@ -89,30 +91,30 @@ def read(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     try:
         for name, value in pairs:
-            put(values, name, value)
+            set_value(values, name, value)
     except VitrailError as error:
         raise VitrailError(f"{path}: {error}") from None
     return values
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Dotted names and values, in the order of the file."""
     found = []
     for key, value in tree.items():
         if isinstance(value, dict):
-            found += flat(value, f"{prefix}{key}.")
+            found += flatten(value, f"{prefix}{key}.")
         else:
             found.append((prefix + key, value))
     return found
 
 
-def parse(setting: str) -> tuple[str, Any]:
+def parse_setting(setting: str) -> tuple[str, Any]:
     """`section.key=value`; the value is a TOML value, and a bare word is a string."""
     name, equals, text = setting.partition("=")
     name, text = aliases.setting(name.strip()), text.strip()
     if not equals or not name:
         raise VitrailError(f"'{setting}' is no setting; expected section.key=value")
-    if kind_of(name) is str and not text.startswith(('"', "'", "[")):
+    if _type_of(name) is str and not text.startswith(('"', "'", "[")):
         return name, text
     try:
         return name, tomllib.loads(f"value = {text}")["value"]
@@ -120,33 +122,33 @@ def parse(setting: str) -> tuple[str, Any]:
         return name, text
 
 
-def put(values: dict[str, Any], name: str, value: Any) -> None:
+def set_value(values: dict[str, Any], name: str, value: Any) -> None:
     """Adds one checked setting."""
     name = aliases.setting(name)
     if name.startswith("sweep."):
         setting = name.removeprefix("sweep.")
         if not isinstance(value, list) or not value:
             raise VitrailError(f"{name} = {shown(value)}: expected a list of values to try")
-        values[name] = tuple(checked(setting, item) for item in value)
+        values[name] = tuple(check_value(setting, item) for item in value)
         return
-    values[name] = checked(name, value)
-    if name in LENGTHS and values[name]:
-        for other in LENGTHS:
+    values[name] = check_value(name, value)
+    if name in _LENGTHS and values[name]:
+        for other in _LENGTHS:
             if other != name:
                 values.pop(other, None)
 
 
-def kind_of(name: str) -> Any:
+def _type_of(name: str) -> Any:
     """The type of a setting; an unknown name is an error that suggests one."""
     known = schema()
     if name.startswith("sweep."):
         return tuple
     if name not in known:
-        raise VitrailError(f"unknown setting '{name}'{suggestion(name, list(known))}")
+        raise VitrailError(f"unknown setting '{name}'{_suggestion(name, list(known))}")
     return known[name]
 
 
-def suggestion(name: str, known: Sequence[str]) -> str:
+def _suggestion(name: str, known: Sequence[str]) -> str:
     """The nearest setting: one of the same last word in another section counts as near."""
     last = name.rpartition(".")[2]
     same = [other for other in known if other.rpartition(".")[2] == last]
@@ -167,25 +169,27 @@ def schema() -> dict[str, Any]:
     return found
 
 
-def checked(name: str, value: Any) -> Any:
+def check_value(name: str, value: Any) -> Any:
     """The value in the setting's type, or one line that says what was expected."""
-    kind = kind_of(name)
-    fitted = fit(kind, value)
+    kind = _type_of(name)
+    fitted = _fit(kind, value)
     if fitted is None:
         hint = "; a list is for `vitrail sweep`" if isinstance(value, list) else ""
-        raise VitrailError(f"{name} = {shown(value)}: expected {expected(kind)}{hint}")
+        raise VitrailError(f"{name} = {shown(value)}: expected {_expected(kind)}{hint}")
     return fitted
 
 
-def fit(kind: Any, value: Any) -> Any:
+def _fit(kind: Any, value: Any) -> Any:
     """The value as that type, or None; a whole number may stand for a float, and 1e3 for 1000."""
     if isinstance(kind, UnionType):
-        return next((fitted for k in get_args(kind) if (fitted := fit(k, value)) is not None), None)
+        return next(
+            (fitted for k in get_args(kind) if (fitted := _fit(k, value)) is not None), None
+        )
     if get_origin(kind) is Literal:
         value = aliases.VALUES.get(value, value) if isinstance(value, str) else None
         return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:
-        return fit_tuple(get_args(kind), value)
+        return _fit_tuple(get_args(kind), value)
     if kind in (bool, str):
         return value if isinstance(value, kind) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -195,20 +199,20 @@ def fit(kind: Any, value: Any) -> Any:
     return int(value) if value == value // 1 else None
 
 
-def fit_tuple(kinds: tuple[Any, ...], value: Any) -> Any:
+def _fit_tuple(kinds: tuple[Any, ...], value: Any) -> Any:
     """A list as a tuple of the right length and types, or None."""
     if not isinstance(value, (list, tuple)):
         return None
     if kinds[-1] is not ... and len(value) != len(kinds):
         return None
-    items = tuple(fit(kinds[0], item) for item in value)
+    items = tuple(_fit(kinds[0], item) for item in value)
     return None if None in items else items
 
 
-def expected(kind: Any) -> str:
+def _expected(kind: Any) -> str:
     """A type in a person's words."""
     if isinstance(kind, UnionType):
-        return " or ".join(expected(k) for k in get_args(kind))
+        return " or ".join(_expected(k) for k in get_args(kind))
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(word or '""' for word in get_args(kind))
     if get_origin(kind) is tuple:
@@ -217,7 +221,7 @@ def expected(kind: Any) -> str:
     return names[kind]
 
 
-def build(values: Mapping[str, Any]) -> Config:
+def build_config(values: Mapping[str, Any]) -> Config:
     """The `Config` of flat, checked settings."""
     sections: dict[str, Any] = {"sweep": {}}
     for name, value in values.items():
@@ -238,8 +242,10 @@ def with_settings(config: Config, **changes: Any) -> Config:
     """The same run with other values; dots of names are written `__`: `optim__lr=0.1`."""
     values = to_flat(config)
     for name, value in changes.items():
-        put(values, name.replace("__", "."), list(value) if isinstance(value, tuple) else value)
-    return build(values)
+        set_value(
+            values, name.replace("__", "."), list(value) if isinstance(value, tuple) else value
+        )
+    return build_config(values)
 
 
 def to_flat(config: Config) -> dict[str, Any]:
@@ -251,17 +257,17 @@ def to_flat(config: Config) -> dict[str, Any]:
     return found | {f"sweep.{name}": values for name, values in config.sweep.items()}
 
 
-def changed(config: Config, base: Config | None = None) -> list[str]:
+def changed_settings(config: Config, base: Config | None = None) -> list[str]:
     """The settings that differ from the defaults, or from another run, as `section.key=value`."""
     before = to_flat(base or Config())
     return [
-        f"{name}={value if is_bare(value) else shown(value)}"
+        f"{name}={value if _is_bare(value) else shown(value)}"
         for name, value in to_flat(config).items()
         if before.get(name) != value
     ]
 
 
-def is_bare(value: Any) -> bool:
+def _is_bare(value: Any) -> bool:
     """Whether a text can stand on a command line without quotes."""
     if not isinstance(value, str) or not value.isprintable():
         return False
@@ -277,7 +283,7 @@ def to_toml(config: Config) -> str:
         if dot and here != section:
             lines += ["", f"[{here}]"]
             section = here
-        explained = " ".join(filter(None, (choices(name), explanations().get(name, ""))))
+        explained = " ".join(filter(None, (_choices(name), explanations().get(name, ""))))
         comment = f"  # {explained}" if explained else ""
         # Names under [sweep] are dotted settings, and would make tables of their own.
         shown_key = f'"{key}"' if here == "sweep" else key if dot else here
@@ -285,7 +291,7 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
-def choices(name: str) -> str:
+def _choices(name: str) -> str:
     """The values that a setting may have, where they are a closed set."""
     kind = schema().get(name)
     return f"{' | '.join(map(shown, get_args(kind)))}." if get_origin(kind) is Literal else ""
@@ -294,14 +300,14 @@ def choices(name: str) -> str:
 @cache
 def explanations() -> dict[str, str]:
     """The docstring below each setting, in one line."""
-    found = docstrings(Config)
+    found = _docstrings(Config)
     for name, kind in get_type_hints(Config).items():
         if is_dataclass(kind) and isinstance(kind, type):
-            found |= {f"{name}.{key}": text for key, text in docstrings(kind).items()}
+            found |= {f"{name}.{key}": text for key, text in _docstrings(kind).items()}
     return found
 
 
-def docstrings(kind: type) -> dict[str, str]:
+def _docstrings(kind: type) -> dict[str, str]:
     """Attribute → the string literal that follows it, which Python itself does not keep."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)

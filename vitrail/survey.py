@@ -13,7 +13,7 @@ from vitrail.data.opening import as_brought
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.files import replace_with, write_text
-from vitrail.settings import build, changed, parse, put, with_settings
+from vitrail.settings import build_config, changed_settings, parse_setting, set_value, with_settings
 from vitrail.training.resolve import Settings
 from vitrail.training.train import open_parts
 
@@ -44,18 +44,20 @@ def inspect_dataset(
     what: str | Path, options: CheckOptions, settings: Settings = ()
 ) -> dict[str, Any]:
     """What a data set holds and what is wrong with it: one entry for each thing that was asked."""
-    pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
+    pairs = (
+        list(settings.items()) if isinstance(settings, Mapping) else map(parse_setting, settings)
+    )
     values: dict[str, Any] = {}
     for name, value in [("data.source", str(what)), *pairs]:
-        put(values, name, value)
+        set_value(values, name, value)
     about_duplicates = options.report or options.filtered or options.mirrored
     if about_duplicates and not (options.duplicates or options.against):
         raise VitrailError(
             "--report, --filtered and --mirrored need --duplicates or --against DATA"
         )
-    config = build(values)
+    config = build_config(values)
     brought = as_brought(what, unlabeled=config.train.objective == "masked")
-    data = whole = open_parts(config, changed(config), brought)
+    data = whole = open_parts(config, changed_settings(config), brought)
     if options.pack:
         # A store is split when it is opened, as the data itself would be.
         undivided = with_settings(config, data__val=0.0, data__test=0.0)

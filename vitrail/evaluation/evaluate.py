@@ -16,7 +16,7 @@ from vitrail.evaluation.matching import among_classes
 from vitrail.evaluation.parts import part_of
 from vitrail.files import cache
 from vitrail.model import Classifier
-from vitrail.settings import load as load_config
+from vitrail.settings import load_config
 from vitrail.weights.load import load
 from vitrail.weights.published import BUILTIN
 
@@ -56,14 +56,14 @@ def evaluate(
         split = result["split"]
         # What came with the package says how good it is, and is not written to.
         apart = isinstance(model, Classifier) or model == BUILTIN.name
-        run = None if apart else runs.run_of(Path(model))
+        run = None if apart else runs.find_run(Path(model))
         if run is not None and where.main:
             # Another data set's figures stand beside the run's own, not in their place.
             learned = load_config(run.folder / "config.toml").data.source
             own = same_data(learned, data) and not labels
             other = f"{Path(str(data)).name}-{labels or split}"
             try:
-                run.write_evaluation(split if own else runs.name_of(other, ()), result)
+                run.write_evaluation(split if own else runs.run_name(other, ()), result)
             except FailureError as error:
                 say(f"the result is not kept: {error}")
     return result

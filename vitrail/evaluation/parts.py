@@ -58,7 +58,7 @@ class Chooser:
         self.model, self.data = model, data
         self.brought = as_brought(data)
         # Contents of the model's training images; None where they were not recorded.
-        self.learned = runs.training_images(model.file)
+        self.learned = runs.training_image_hashes(model.file)
 
     @cached_property
     def parted(self) -> Data:

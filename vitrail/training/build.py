@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
 from vitrail.model.classifier import as_size
 from vitrail.model.variants import name
-from vitrail.settings import build, put, to_flat
+from vitrail.settings import build_config, set_value, to_flat
 from vitrail.training.loop import Length
 from vitrail.training.optim import hyperrule
 from vitrail.weights.load import load
@@ -147,9 +147,9 @@ def apply_hyperrule(settings: Config, data: Data) -> Config:
         del found["train.steps"]
     for key, value in found.items():
         if values[key] == defaults[key]:
-            put(values, key, value)
-    put(values, "train.hyperrule", False)
-    return build(values)
+            set_value(values, key, value)
+    set_value(values, "train.hyperrule", False)
+    return build_config(values)
 
 
 def some_sides(source: Source) -> list[float]:

@@ -133,7 +133,7 @@ class Hooks:
         }
         self.losses.clear()
         self.logged = now
-        self.run.event(**figures)
+        self.run.log_event(**figures)
         self.track(figures)
         self.bar.update(counters.step, loop.length.total(counters), figures)
 
@@ -152,7 +152,7 @@ class Hooks:
             better = self.better(loop, found)
         told = {"event": "val", "step": counters.step, "epoch": self.epoch(loop)}
         told |= {"seconds": round(counters.seconds, 3), **found}
-        self.run.event(**told)
+        self.run.log_event(**told)
         self.track(told)
         best = counters.best or found
         line = (
@@ -218,7 +218,7 @@ class Hooks:
                 best=loop.counters.best,
                 cost=cost,
             )
-            self.run.name_broken(broken)
+            self.run.record_broken_images(broken)
         loop.devices.wait()
         self.saved = time.perf_counter()
 

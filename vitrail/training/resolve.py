@@ -15,16 +15,16 @@ from vitrail.data.opening import same_data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.runs import Run
 from vitrail.settings import (
-    beneath,
-    build,
-    changed,
-    find,
-    load,
-    override,
-    parse,
-    put,
-    read,
-    recipes,
+    build_config,
+    changed_settings,
+    find_recipe,
+    load_config,
+    override_value,
+    parse_setting,
+    read_recipe,
+    recipe_names,
+    set_value,
+    with_dataset_settings,
     with_settings,
 )
 
@@ -61,7 +61,7 @@ class Resolved:
 
     def name(self, ending: str = "") -> Path:
         """The folder of a first run; later ones are numbered."""
-        return RUNS / f"{runs.name_of(self.title, ())}{ending}"
+        return RUNS / f"{runs.run_name(self.title, ())}{ending}"
 
     def run_folder(self, out: str | Path | None, resume: bool) -> tuple[Path, bool]:
         """The run folder, and whether to number it where that name is taken.
@@ -70,14 +70,14 @@ class Resolved:
         """
         if out or self.folder:
             return Path(out or self.folder or ""), False
-        same = [run for run in reversed(runs.find(RUNS, "*/run.json")) if self.began(run)]
+        same = [run for run in reversed(runs.find_runs(RUNS, "*/run.json")) if self.began(run)]
         unfinished = [run for run in same if run.info().get("status") != "finished"]
         if resume and same:
             return (unfinished or same)[0].folder, False
         if resume:
             say(f"no run with these settings in {RUNS}/ to resume: starting a new one")
-        stopped = (run.folder for run in unfinished if not runs.is_void(run))
-        if folder := next((one for one in stopped if not runs.busy(one)), None):
+        stopped = (run.folder for run in unfinished if not run.failed_at_start())
+        if folder := next((one for one in stopped if not runs.is_locked(one)), None):
             command = runs.resume_command(folder)
             say(f"hint     `{command}` would continue the unfinished run with these settings")
         return self.name(), True
@@ -89,7 +89,7 @@ class Resolved:
         """
         if out:
             return Path(out), False
-        for run in reversed(runs.find(RUNS, f"*/{self.trials}")):
+        for run in reversed(runs.find_runs(RUNS, f"*/{self.trials}")):
             if self.began(run):
                 return RUNS / run.folder.relative_to(RUNS).parts[0], False
         return self.name("-sweep"), True
@@ -106,7 +106,7 @@ class Resolved:
         if changes != (self.recipe, lasting(self.changed)):
             return False
         try:
-            source = load(run.folder / "config.toml").data.source
+            source = load_config(run.folder / "config.toml").data.source
         except VitrailError:
             return False
         return not self.config.data.source or same_data(source, self.config.data.source)
@@ -120,10 +120,10 @@ def lasting(settings: Sequence[str]) -> list[str]:
 def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
     """The folder of a comparison: the newest with the same sweeps, or the next number."""
     same = None
-    for folder in runs.numbered(RUNS / "comparison"):
-        if not runs.taken(folder):
+    for folder in runs.numbered_folders(RUNS / "comparison"):
+        if not runs.is_occupied(folder):
             return same or folder
-        trials = runs.find(folder, "**/trials/*/run.json")
+        trials = runs.find_runs(folder, "**/trials/*/run.json")
         begun = {run.folder.relative_to(folder).parts[0]: run for run in trials}
         if begun and all(name in resolved and resolved[name].began(begun[name]) for name in begun):
             same = folder
@@ -132,23 +132,23 @@ def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
 
 def resolve_config(what: str | Path, settings: Settings = (), lists: bool = False) -> Resolved:
     """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try."""
-    pairs = settings.items() if isinstance(settings, Mapping) else map(parse, settings)
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
     recipe, extra, folder = locate(what)
-    written, given = read(find(recipe)), [*extra, *pairs]
-    before, values = beneath(written, {}), beneath(written, dict(given))
-    title = runs.title_of(extra[0][1]) if extra else recipe
+    written, given = read_recipe(find_recipe(recipe)), [*extra, *pairs]
+    before, values = with_dataset_settings(written, {}), with_dataset_settings(written, dict(given))
+    title = runs.data_name(extra[0][1]) if extra else recipe
     for name, value in given:
         swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
-        override(values, f"sweep.{name}" if swept else name, value)
+        override_value(values, f"sweep.{name}" if swept else name, value)
     scale_warmup(values, before, {name for name, _ in given})
-    config = build(values)
+    config = build_config(values)
     refuse_without_effect(
         {name.removeprefix("sweep."): value for name, value in given},
         tried(config) if lists else [config],
     )
     changes = tuple(
         setting
-        for setting in changed(config, build(before))
+        for setting in changed_settings(config, build_config(before))
         if not (extra and setting.startswith("data.source="))
     )
     name = Path(title).stem if title.endswith(".toml") else title
@@ -169,7 +169,7 @@ def scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[s
             if name in given and recipe.get(name) and values.get(name):
                 share = min(1.0, values[name] / recipe[name])
     if share < 1:
-        put(values, "optim.warmup", max(1, round(share * warmup)))
+        set_value(values, "optim.warmup", max(1, round(share * warmup)))
 
 
 def tried(config: Config) -> list[Config]:
@@ -186,10 +186,10 @@ def locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
         return str(path / "config.toml"), [], path
     if path.is_file() and path.suffix == ".toml":
         return text, [], None
-    if (name := text.removesuffix(".toml")) in recipes():
+    if (name := text.removesuffix(".toml")) in recipe_names():
         return name, [], None
     is_data = os.path.lexists(path) or text in CATALOG or "://" in text or ".tar" in text
     if is_data:
         return DEFAULT, [("data.source", text)], None
-    hint = did_you_mean(text, [*recipes(), *CATALOG]) or "; `vitrail config` lists the recipes"
+    hint = did_you_mean(text, [*recipe_names(), *CATALOG]) or "; `vitrail config` lists the recipes"
     raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known data set{hint}")

@@ -23,7 +23,7 @@ from vitrail.devices import Devices, devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
 from vitrail.runs import Run
-from vitrail.settings import OWN, build, load, put, to_flat
+from vitrail.settings import DATASET_SETTINGS, build_config, load_config, set_value, to_flat
 from vitrail.training.build import apply_hyperrule
 from vitrail.training.hooks import score
 from vitrail.training.loop import DivergedError
@@ -59,7 +59,7 @@ def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
     """The pages of all tested runs, and the one that compares them."""
     page = optional("reporting.page", "pages of runs are")
     for path in final_runs(result):
-        if not Run(path).inspected():
+        if not Run(path).has_inspection():
             inspect_run(Run(path), device)
         if page:
             page.write(path)
@@ -94,7 +94,9 @@ def compare(
 
     Without `out`, runs/comparison, or the next number; the same comparison is continued.
     """
-    names = {str(recipe): runs.name_of(str(recipe).removesuffix(".toml"), ()) for recipe in recipes}
+    names = {
+        str(recipe): runs.run_name(str(recipe).removesuffix(".toml"), ()) for recipe in recipes
+    }
     resolved = {names[recipe]: resolve_config(recipe, settings, lists=True) for recipe in names}
     place = Path(out) if out else comparison_folder(resolved)
     results = [
@@ -146,7 +148,7 @@ def best_val(run: Run) -> dict[str, Any]:
     events = [event for event in run.events() if event.get("event") == "val"]
     if not events or run.info().get("status") != "finished":
         return {}
-    train = load(run.folder / "config.toml").train
+    train = load_config(run.folder / "config.toml").train
     if train.keep == "last":
         return events[-1]
     return max(events, key=lambda event: score(event, train.class_weights == "balanced"))
@@ -217,25 +219,31 @@ class Sweep:
         where that is tried."""
         if not runs.is_run(folder):
             return False
-        began, wanted = to_flat(load(folder / "config.toml")), to_flat(config)
+        began, wanted = to_flat(load_config(folder / "config.toml")), to_flat(config)
         tried = self.config.sweep
         counts = (name for name in wanted if name in tried or not name.startswith("system."))
         return all(began[name] == wanted[name] for name in counts)
 
     def folder(self, source: str) -> Path:
         """Where the runs on a data set are: below its name, where there are several."""
-        return self.out / runs.name_of(source, ()) if SOURCE in self.config.sweep else self.out
+        return self.out / runs.run_name(source, ()) if SOURCE in self.config.sweep else self.out
 
     def told_of(self, source: str) -> str:
         """The data set, where there are several, and what is set for it alone."""
-        own = ", ".join(f"{name}={shown(value)}" for name, value in OWN.get(source, {}).items())
+        own = ", ".join(
+            f"{name}={shown(value)}" for name, value in DATASET_SETTINGS.get(source, {}).items()
+        )
         if SOURCE not in self.config.sweep:
             return ""
         return f"  on {source}" + (f" ({own})" if own else "")
 
     def config_for(self, source: str, point: Mapping[str, Any]) -> Config:
         """The run that a point of the grid stands for, on one data set."""
-        own = {SOURCE: source, **OWN.get(source, {})} if SOURCE in self.config.sweep else {}
+        own = (
+            {SOURCE: source, **DATASET_SETTINGS.get(source, {})}
+            if SOURCE in self.config.sweep
+            else {}
+        )
         config = with_point(self.config, {**own, **point})
         return apply_hyperrule(config, open_parts(config)) if config.train.hyperrule else config
 
@@ -244,7 +252,7 @@ def named(name: str, point: Mapping[str, Any]) -> str:
     """A folder's name that carries a point of the grid."""
     # The names of folders leave system settings out, which may be what is tried here.
     told = [f"{k.replace('system.', 'system-')}={shown(value)}" for k, value in point.items()]
-    return runs.name_of(name, told)
+    return runs.run_name(name, told)
 
 
 def run_sweep(
@@ -270,7 +278,7 @@ def run_sweep(
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
         sources, absent = present(config, where, facts.get("changed", ()))
         if where.main:
-            out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
+            out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
         out = where.shared(out)
         going = Sweep(config, out, device, facts, where)
         trials = [going.try_point(point, sources) for point in grid]
@@ -347,8 +355,8 @@ def with_point(config: Config, settings: Mapping[str, Any]) -> Config:
     """The run that some settings stand for."""
     values = {k: v for k, v in to_flat(config).items() if not k.startswith("sweep.")}
     for name, value in settings.items():
-        put(values, name, list(value) if isinstance(value, tuple) else value)
-    return build(values)
+        set_value(values, name, list(value) if isinstance(value, tuple) else value)
+    return build_config(values)
 
 
 def finished(folder: Path, config: Config) -> Run | None:
@@ -358,7 +366,7 @@ def finished(folder: Path, config: Config) -> Run | None:
     """
     run = Run(folder)
     if runs.is_run(folder):
-        runs.refuse_other(folder, config)
+        runs.check_same_config(folder, config)
     info = run.info()
     diverged = info.get("status") == "failed" and info.get("message", "").startswith("loss is ")
     return run if info.get("status") == "finished" or diverged else None

@@ -32,8 +32,7 @@ from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
 from vitrail.objectives.masked import MaskedPatches
 from vitrail.runs import Run
-from vitrail.settings import load as load_config
-from vitrail.settings import to_flat
+from vitrail.settings import load_config, to_flat
 from vitrail.training import checkpoint, cost, optim
 from vitrail.training.build import apply_hyperrule, build_model, length_of
 from vitrail.training.checkpoint import Counters, Learner
@@ -73,9 +72,9 @@ def train(
     run = Run(folder)
     if resume and run.info().get("status") == "finished":
         if not resolved.config.train.hyperrule:  # whose settings depend on the data
-            runs.refuse_other(folder, resolved.config)
-        say(f"{folder} holds {runs.described(run)}")
-        if not (run.inspected() and (folder / "report.html").exists()):
+            runs.check_same_config(folder, resolved.config)
+        say(f"{folder} holds {run.describe()}")
+        if not (run.has_inspection() and (folder / "report.html").exists()):
             finish_run(run, device)  # a kill after training left it without
         return run
     options: dict[str, Any] = {"resume": resume, "device": device, "facts": resolved.facts()}
@@ -88,11 +87,11 @@ def train(
 def finish_run(run: Run, device: str) -> None:
     """The report, and the last lines."""
     info = run.info()
-    if info["status"] == "finished" and not run.inspected():
+    if info["status"] == "finished" and not run.has_inspection():
         inspect_run(run, device)
     page = optional("reporting.page", "the report is")
     target: Path | None = page.write(run.folder) if page else None
-    top1, split, n = runs.score(run)
+    top1, split, n = run.score()
     parts = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]
     if info["status"] != "finished":
         return
@@ -165,7 +164,7 @@ def train_config(
         data = open_parts(config, (facts or {}).get("changed", ()))
         config = apply_hyperrule(config, data)
         if where.main:
-            out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
+            out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
             runs.create(out, config, dict(facts or {}), resume)
         out = where.shared(out)
         run = Run(out, writes=where.main)
@@ -264,7 +263,7 @@ class Training:
             hashes = content_hashes(source, advance)
         if not resumed:
             # What the weights it starts from learned from, it has learned from as well.
-            before = runs.training_images(model.file)
+            before = runs.training_image_hashes(model.file)
             known = hashes if before is None else np.concatenate([hashes, before])
             self.run.record_training_images(known)
         return fingerprint(source, hashes)
@@ -298,7 +297,7 @@ class Training:
                 # Before and after, nothing needs to be written first.
                 stack.enter_context(signals.watched())
                 loop.run(inputs.batches(loop.counters.step), hooks)
-        self.run.name_broken(self.where.union(hooks.broken))
+        self.run.record_broken_images(self.where.union(hooks.broken))
         self.run.update(cost=meter.read(loop.counters.step))
         if not signals.asked and (self.config.train.keep == "last" or loop.counters.best is None):
             with learner.averaged():
@@ -319,7 +318,7 @@ class Training:
             if problems and self.run.writes:
                 # Or the next checkpoint would push the good one out and keep the damaged one.
                 move(previous, last)
-        self.run.forget_after(loop.counters.step)
+        self.run.drop_events_after(loop.counters.step)
 
     def hooks(self, inputs: Inputs, signals: Signals, stack: ExitStack) -> Hooks:
         """What happens between updates."""
@@ -482,7 +481,7 @@ def kept_head(run: Run, config: Config) -> bool:
 
 def untested(data: Data, model: Classifier, init: str) -> Data:
     """The data, its test part without images that the weights a run starts from learned from."""
-    recorded = runs.training_images(model.file)
+    recorded = runs.training_image_hashes(model.file)
     if recorded is None or data.test is None:
         return data
     seen = trained_on(data.test, recorded)
