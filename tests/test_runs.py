@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from vitrail.errors import FailureError, VitrailError
-from vitrail.files import read_lines
+from vitrail.files import read_json_lines
 from vitrail.runs import Run, create, find_runs, is_run, lock_folder, run_name
 from vitrail.settings import load_config
 
@@ -35,7 +35,7 @@ def test_events_after_a_step_are_forgotten(run):
 def test_a_line_cut_short_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + "[" * 200_000 + '\n{"step": 2}\n{"st')
-    assert read_lines(path) == [{"step": 1}, {"step": 2}]
+    assert read_json_lines(path) == [{"step": 1}, {"step": 2}]
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 200_000])

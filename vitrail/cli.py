@@ -95,10 +95,10 @@ def models(pattern: str, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(rows, ensure_ascii=False))
         return
-    from vitrail.console import table
+    from vitrail.console import print_table
 
     columns = ("name", "parameters", "GMACs", "pixels", "tokens", "ImageNet top-1", "from")
-    table(columns, [models_row(row) for row in rows])
+    print_table(columns, [models_row(row) for row in rows])
 
 
 def models_row(row: dict[str, Any]) -> Sequence[str]:
@@ -236,13 +236,13 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
 
 def show_sweeps(result: dict[str, Any]) -> None:
     """Every seed, mean and deviation, and where the page is; several data sets as a table."""
-    from vitrail.console import table
+    from vitrail.console import print_table
     from vitrail.reporting.sweeps import tasks
 
     for one in result.get("sweeps", [result]):
         if "tasks" in one:
             found = tasks(one, one["name"])
-            table(found.columns, found.rows)
+            print_table(found.columns, found.rows)
             echo(found.note)
             continue
         for row in one["seeds"]:
@@ -575,7 +575,7 @@ def serve(
 @AS_JSON
 def runs(folder: str, as_json: bool) -> None:
     """The table of runs below FOLDER (runs/ by default)."""
-    from vitrail.console import table
+    from vitrail.console import print_table
     from vitrail.runs import find_runs
 
     rows = [run.summary() for run in find_runs(Path(folder))]
@@ -585,7 +585,7 @@ def runs(folder: str, as_json: bool) -> None:
     if not rows:
         raise VitrailError(f"no runs below {folder}; `vitrail demo` makes one")
     columns = ("run", "status", "top-1", "n", "part", "parameters", "time", "started")
-    table(columns, [runs_row(row) for row in rows])
+    print_table(columns, [runs_row(row) for row in rows])
 
 
 def runs_row(row: dict[str, Any]) -> Sequence[str]:

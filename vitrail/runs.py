@@ -37,7 +37,15 @@ from vitrail import __version__, aliases
 from vitrail.config import Config
 from vitrail.console import escaped, say
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import append, make_folder, read_json, read_lines, replace_with, write_text
+from vitrail.files import (
+    append_line,
+    atomic_write,
+    make_folder,
+    read_json,
+    read_json_lines,
+    write_errors,
+    write_text,
+)
 from vitrail.settings import changed_settings, load_config, to_toml
 
 _MAX_NAME = 120
@@ -105,13 +113,13 @@ class Run:
                 np.save(file, np.unique(hashes[hashes > 0]))
 
         if self.writes:
-            replace_with(self.training_images, save)
+            atomic_write(self.training_images, save)
 
     def say(self, line: str) -> None:
         """Print a line to the terminal and to log.txt."""
         if self.writes:
             say(line)
-            append(self.folder / "log.txt", escaped(line))
+            append_line(self.folder / "log.txt", escaped(line))
 
     def log(self) -> str:
         """The contents of log.txt."""
@@ -121,12 +129,12 @@ class Run:
     def log_event(self, **values: Any) -> None:
         """Append a line to metrics.jsonl."""
         if self.writes:
-            append(self.folder / "metrics.jsonl", json.dumps(values))
+            append_line(self.folder / "metrics.jsonl", json.dumps(values))
 
     def events(self) -> list[dict[str, Any]]:
         """The contents of metrics.jsonl, without a line that a crash cut short."""
         path = self.folder / "metrics.jsonl"
-        return read_lines(path) if path.exists() else []
+        return read_json_lines(path) if path.exists() else []
 
     def drop_events_after(self, step: int) -> None:
         """Remove the events that a resumed run will log again."""
@@ -271,10 +279,8 @@ def lock_folder(folder: Path) -> Iterator[Path]:
         yield folder
         return
     path = folder / ".lock"
-    try:
+    with write_errors(path):
         file = path.open("a")
-    except OSError as error:
-        raise FailureError(f"cannot write {path} ({one_line(error)})") from None
     with file:
         try:
             # A lock of this process alone: its data-loading workers may outlive it for a while.

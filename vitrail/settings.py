@@ -1,4 +1,4 @@
-"""Recipes ↔ `Config`: one parser and one validator for files and for the command line."""
+"""Recipes ↔ `Config`: one parser and one validator for TOML files and for the command line."""
 
 import ast
 import inspect
@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError, did_you_mean
 
 RECIPES = Path(str(files("vitrail"))) / "recipes"
 _LENGTHS = ("train.steps", "train.epochs", "train.minutes")
-"""One choice: setting one of them unsets the others."""
+"""Setting one of them unsets the others."""
 
 _NO_FLIP: dict[str, Any] = {"augment.flip": False}
 _NO_CROP: dict[str, Any] = {"augment.crop": "none"}
@@ -31,31 +31,30 @@ DATASET_SETTINGS: dict[str, dict[str, Any]] = {
     "vtab/kitti_dist": _NO_CROP,
     "vtab/smallnorb_azim": _NO_FLIP,
 }
-"""What data sets for itself by being named: BiT (arXiv 1912.11370, section 3.3) neither mirrors
-nor crops VTAB's images where that changes the label."""
+"""Settings that a data set implies: BiT (arXiv 1912.11370, section 3.3) neither mirrors nor crops
+VTAB's images where that changes the label."""
 
 
 def load_config(recipe: str | Path | None = None, settings: Sequence[str] = ()) -> Config:
-    """The `Config` of a recipe (a name, a path, or none for the defaults) and further settings."""
+    """The `Config` of a recipe (a name, a path, or None for the defaults) with settings applied."""
     given = [parse_setting(setting) for setting in settings]
-    values = with_dataset_settings(
-        {} if recipe is None else read_recipe(find_recipe(recipe)), dict(given)
-    )
+    written = {} if recipe is None else read_recipe(find_recipe(recipe))
+    values = with_dataset_settings(written, dict(given))
     for name, value in given:
         override_value(values, name, value)
     return build_config(values)
 
 
 def override_value(values: dict[str, Any], name: str, value: Any) -> None:
-    """Sets one value, which leaves nothing to try."""
+    """Set one value, which also takes it out of a sweep."""
     set_value(values, name, value)
     values.pop(f"sweep.{name}", None)
 
 
 def with_dataset_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that given ones are put upon: a recipe's, and those of the data that is named.
+    """A recipe's settings with those that its data set implies.
 
-    Whoever names the data may set these too, and is heeded.
+    The recipe overrides what its own data set implies, but not what a given data set implies.
     """
     if "data.source" in given:
         return {**recipe, **DATASET_SETTINGS.get(str(given["data.source"]), {})}
@@ -64,12 +63,12 @@ def with_dataset_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -
 
 def recipe_names() -> list[str]:
     """Names of the recipes inside the package."""
-    found = (path.relative_to(RECIPES) for path in RECIPES.rglob("*.toml"))
-    return sorted(path.with_suffix("").as_posix() for path in found)
+    paths = (path.relative_to(RECIPES) for path in RECIPES.rglob("*.toml"))
+    return sorted(path.with_suffix("").as_posix() for path in paths)
 
 
 def find_recipe(recipe: str | Path) -> Path:
-    """Where a recipe lies: a path as it is, a name inside the package."""
+    """The path of a recipe: a file, or the name of one inside the package."""
     if (path := Path(recipe)).is_file():
         return path
     name = str(recipe).removesuffix(".toml")
@@ -99,13 +98,13 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """Dotted names and values, in the order of the file."""
-    found = []
+    pairs = []
     for key, value in tree.items():
         if isinstance(value, dict):
-            found += flatten(value, f"{prefix}{key}.")
+            pairs += flatten(value, f"{prefix}{key}.")
         else:
-            found.append((prefix + key, value))
-    return found
+            pairs.append((prefix + key, value))
+    return pairs
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:
@@ -113,7 +112,7 @@ def parse_setting(setting: str) -> tuple[str, Any]:
     name, equals, text = setting.partition("=")
     name, text = aliases.setting(name.strip()), text.strip()
     if not equals or not name:
-        raise VitrailError(f"'{setting}' is no setting; expected section.key=value")
+        raise VitrailError(f"'{setting}' is not a setting; expected section.key=value")
     if _type_of(name) is str and not text.startswith(('"', "'", "[")):
         return name, text
     try:
@@ -123,7 +122,7 @@ def parse_setting(setting: str) -> tuple[str, Any]:
 
 
 def set_value(values: dict[str, Any], name: str, value: Any) -> None:
-    """Adds one checked setting."""
+    """Check one setting and add it to `values`."""
     name = aliases.setting(name)
     if name.startswith("sweep."):
         setting = name.removeprefix("sweep.")
@@ -139,7 +138,6 @@ def set_value(values: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _type_of(name: str) -> Any:
-    """The type of a setting; an unknown name is an error that suggests one."""
     known = schema()
     if name.startswith("sweep."):
         return tuple
@@ -149,7 +147,7 @@ def _type_of(name: str) -> Any:
 
 
 def _suggestion(name: str, known: Sequence[str]) -> str:
-    """The nearest setting: one of the same last word in another section counts as near."""
+    """The nearest setting; the same key in another section counts as near."""
     last = name.rpartition(".")[2]
     same = [other for other in known if other.rpartition(".")[2] == last]
     return f"; did you mean '{same[0]}'?" if len(same) == 1 else did_you_mean(name, known)
@@ -157,20 +155,20 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
 
 @cache
 def schema() -> dict[str, Any]:
-    """Every setting's dotted name and its type, in the order they are explained."""
+    """The dotted name and the type of every setting, in the order of `Config`."""
     types = get_type_hints(Config)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, kind in types.items():
         if is_dataclass(kind):
             inner = get_type_hints(kind)
-            found |= {f"{name}.{field.name}": inner[field.name] for field in fields(kind)}
+            settings |= {f"{name}.{field.name}": inner[field.name] for field in fields(kind)}
         elif name != "sweep":
-            found[name] = kind
-    return found
+            settings[name] = kind
+    return settings
 
 
 def check_value(name: str, value: Any) -> Any:
-    """The value in the setting's type, or one line that says what was expected."""
+    """The value converted to the setting's type; an error says what was expected."""
     kind = _type_of(name)
     fitted = _fit(kind, value)
     if fitted is None:
@@ -210,7 +208,6 @@ def _fit_tuple(kinds: tuple[Any, ...], value: Any) -> Any:
 
 
 def _expected(kind: Any) -> str:
-    """A type in a person's words."""
     if isinstance(kind, UnionType):
         return " or ".join(_expected(k) for k in get_args(kind))
     if get_origin(kind) is Literal:
@@ -222,7 +219,7 @@ def _expected(kind: Any) -> str:
 
 
 def build_config(values: Mapping[str, Any]) -> Config:
-    """The `Config` of flat, checked settings."""
+    """The `Config` of checked settings with dotted names."""
     sections: dict[str, Any] = {"sweep": {}}
     for name, value in values.items():
         section, dot, key = name.partition(".")
@@ -239,7 +236,7 @@ def build_config(values: Mapping[str, Any]) -> Config:
 
 
 def with_settings(config: Config, **changes: Any) -> Config:
-    """The same run with other values; dots of names are written `__`: `optim__lr=0.1`."""
+    """A copy with other values; dots in names are written `__`: `optim__lr=0.1`."""
     values = to_flat(config)
     for name, value in changes.items():
         set_value(
@@ -249,16 +246,16 @@ def with_settings(config: Config, **changes: Any) -> Config:
 
 
 def to_flat(config: Config) -> dict[str, Any]:
-    """Every setting's dotted name and value, the sweep's included."""
-    found: dict[str, Any] = {}
+    """The dotted name and the value of every setting, with those of the sweep."""
+    values: dict[str, Any] = {}
     for name in schema():
         section, dot, key = name.partition(".")
-        found[name] = getattr(getattr(config, section), key) if dot else getattr(config, section)
-    return found | {f"sweep.{name}": values for name, values in config.sweep.items()}
+        values[name] = getattr(getattr(config, section), key) if dot else getattr(config, section)
+    return values | {f"sweep.{name}": tried for name, tried in config.sweep.items()}
 
 
 def changed_settings(config: Config, base: Config | None = None) -> list[str]:
-    """The settings that differ from the defaults, or from another run, as `section.key=value`."""
+    """The settings that differ from the defaults, or from `base`, as `section.key=value`."""
     before = to_flat(base or Config())
     return [
         f"{name}={value if _is_bare(value) else shown(value)}"
@@ -268,14 +265,14 @@ def changed_settings(config: Config, base: Config | None = None) -> list[str]:
 
 
 def _is_bare(value: Any) -> bool:
-    """Whether a text can stand on a command line without quotes."""
+    """Whether a value is text that needs no quotes on a command line."""
     if not isinstance(value, str) or not value.isprintable():
         return False
     return value == value.strip() and not value.startswith(('"', "'", "["))
 
 
 def to_toml(config: Config) -> str:
-    """Every setting with its explanation, as a recipe."""
+    """A recipe of every setting, each with its explanation as a comment."""
     lines: list[str] = []
     section = ""
     for name, value in to_flat(config).items():
@@ -292,7 +289,6 @@ def to_toml(config: Config) -> str:
 
 
 def _choices(name: str) -> str:
-    """The values that a setting may have, where they are a closed set."""
     kind = schema().get(name)
     return f"{' | '.join(map(shown, get_args(kind)))}." if get_origin(kind) is Literal else ""
 
@@ -300,20 +296,20 @@ def _choices(name: str) -> str:
 @cache
 def explanations() -> dict[str, str]:
     """The docstring below each setting, in one line."""
-    found = _docstrings(Config)
+    texts = _docstrings(Config)
     for name, kind in get_type_hints(Config).items():
         if is_dataclass(kind) and isinstance(kind, type):
-            found |= {f"{name}.{key}": text for key, text in _docstrings(kind).items()}
-    return found
+            texts |= {f"{name}.{key}": text for key, text in _docstrings(kind).items()}
+    return texts
 
 
 def _docstrings(kind: type) -> dict[str, str]:
     """Attribute → the string literal that follows it, which Python itself does not keep."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found = {}
+    texts = {}
     for line, after in zip(body.body, body.body[1:], strict=False):
         match line, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
-                found[name] = " ".join(str(text).split())
-    return found
+                texts[name] = " ".join(str(text).split())
+    return texts

@@ -12,7 +12,7 @@ from vitrail.data.dataset import Data
 from vitrail.data.opening import as_brought
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
-from vitrail.files import replace_with, write_text
+from vitrail.files import atomic_write, write_text
 from vitrail.settings import build_config, changed_settings, parse_setting, set_value, with_settings
 from vitrail.training.resolve import Settings
 from vitrail.training.train import open_parts
@@ -83,7 +83,7 @@ def inspect_dataset(
     if options.sheet:
         target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
         drawn = contact_sheet(data.part("train"))
-        replace_with(target, lambda part: drawn.save(part, format="JPEG", quality=88))
+        atomic_write(target, lambda part: drawn.save(part, format="JPEG", quality=88))
         result["sheet"] = str(target)
     if options.split:
         result["split"] = {name: list(part.names) for name, part in data.parts.items()}

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import vitrail
 from tests.models import noisy, small
-from vitrail.files import place
+from vitrail.files import cached_path
 from vitrail.model.positions import resize_grid
 from vitrail.weights import load as load_module
 from vitrail.weights.load import MismatchError, to_contents
@@ -87,7 +87,7 @@ def test_a_published_name_brings_the_size_and_crop_it_was_published_with(tmp_pat
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path))
 
     def cached(name: str, to: str, model) -> vitrail.Classifier:
-        path = place(find(name).source, tmp_path)
+        path = cached_path(find(name).source, tmp_path)
         vitrail.save(model, path, to=to)
         return vitrail.load(name)
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_saved_or_converted_is_one_line(tmp_path):
 def test_a_rectangle_without_its_sides_must_be_told_them(tmp_path):
     model = small("vit", size=(64, 112), gelu="erf")
     vitrail.save(model, tmp_path / "m.pth", to="timm")
-    with pytest.raises(vitrail.VitrailError, match=r"29 positions are no square grid; say size="):
+    with pytest.raises(vitrail.VitrailError, match=r"29 positions are not a square grid; pass size="):
         vitrail.load(tmp_path / "m.pth")
     loaded = vitrail.load(tmp_path / "m.pth", size=(64, 112))
     images = torch.randn(1, 3, 64, 112)

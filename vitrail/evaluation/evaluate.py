@@ -14,7 +14,7 @@ from vitrail.evaluation import classify, variants
 from vitrail.evaluation.features import cached
 from vitrail.evaluation.matching import among_classes
 from vitrail.evaluation.parts import part_of
-from vitrail.files import cache
+from vitrail.files import cache_folder
 from vitrail.model import Classifier
 from vitrail.settings import load_config
 from vitrail.weights.load import load
@@ -82,7 +82,7 @@ def evaluate_part(
         say(f"classes  {classes - len(absent)} of {classes}: {data} has no {listed(absent)}")
     with (
         count_progress(f"evaluating {part.split}", main) as advance,
-        cached(model, options["precision"], cache()) as asked,
+        cached(model, options["precision"], cache_folder()) as asked,
     ):
         result = classify.evaluate(
             asked, source, data=str(data), split=part.split, progress=advance, **options

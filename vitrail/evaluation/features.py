@@ -24,7 +24,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.devices import rank_and_world
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.classify import Pictures, evaluating, loader, why
-from vitrail.files import replace_with
+from vitrail.files import atomic_write
 from vitrail.model import Classifier
 from vitrail.model.variants import to_dict
 
@@ -202,7 +202,7 @@ def write(path: Path, table: np.ndarray) -> None:
         with part.open("wb") as file:
             np.save(file, table)
 
-    replace_with(path, save)
+    atomic_write(path, save)
 
 
 def read(path: Path) -> np.ndarray:

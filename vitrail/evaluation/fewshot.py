@@ -21,7 +21,7 @@ from vitrail.devices import cores, devices
 from vitrail.errors import VitrailError
 from vitrail.evaluation.features import Features, extract, kept_features
 from vitrail.evaluation.parts import part_of
-from vitrail.files import cache
+from vitrail.files import cache_folder
 from vitrail.model import Classifier
 from vitrail.weights.load import load
 
@@ -62,7 +62,7 @@ def fewshot(
         options: dict[str, Any] = {
             "precision": where.precision,
             "workers": cores() if where.device.type == "cuda" else 0,
-            "kept": kept_features(loaded, where.precision, cache()),
+            "kept": kept_features(loaded, where.precision, cache_folder()),
         }
         found = {}
         for name, source in parts.items():

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitrail.console import count_progress, echo, escaped, padded, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import replace_with
+from vitrail.files import atomic_write
 from vitrail.prediction.files import Files, find
 from vitrail.prediction.predicting import Options, stream
 from vitrail.weights.load import load
@@ -181,7 +181,7 @@ def npz(path: Path) -> Iterator[Writer]:
             with part.open("wb") as file:
                 np.savez(file, paths=np.array(names, dtype=np.str_), vectors=vectors)
 
-        replace_with(path, save)
+        atomic_write(path, save)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from vitrail import aliases
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, one_line, out_of_memory
-from vitrail.files import replace_with
+from vitrail.files import atomic_write
 from vitrail.training.optim import EMA
 
 MARK = b"\nsha256:"
@@ -209,7 +209,7 @@ def write(path: Path, previous: Path, learner_state: dict[str, Any], counters: C
                 raise error.__context__ or error from None
             file.write(MARK + hashed.sum.digest())
 
-    replace_with(path, save, previous=previous)
+    atomic_write(path, save, previous=previous)
 
 
 def read(path: Path) -> tuple[dict[str, Any], Counters]:

@@ -219,7 +219,7 @@ class Hooks:
                 cost=cost,
             )
             self.run.record_broken_images(broken)
-        loop.devices.wait()
+        loop.devices.barrier()
         self.saved = time.perf_counter()
 
 

@@ -24,7 +24,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.classify import Pictures, collate, evaluating, loader, predict, why
 from vitrail.evaluation.features import Features, extract, kept_features
 from vitrail.evaluation.metrics import summary
-from vitrail.files import cache
+from vitrail.files import cache_folder
 from vitrail.model import Classifier
 from vitrail.model.classifier import Activation, losses
 from vitrail.model.vit import ViT
@@ -154,7 +154,7 @@ def features_for(model: Classifier, data: Data, config: Config, where: Devices) 
     head.requires_grad_(True)
     workers = workers_for(config, where)
 
-    kept = kept_features(model, where.precision, cache())
+    kept = kept_features(model, where.precision, cache_folder())
 
     def features(part: Source, title: str) -> Features:
         with count_progress(f"features of {title}", where.main) as advance:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, derive
-from vitrail.devices import Devices, syncing
+from vitrail.devices import Devices, sync_gradients
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import Counters, Learner
 from vitrail.training.optim import Schedule
@@ -126,7 +126,7 @@ class Loop:
             inputs, targets = self.prepare(batch, slice(start, min(start + part, share)))
             # What a recorded graph gave last time may now be written over.
             torch.compiler.cudagraph_mark_step_begin()
-            with syncing(task, last=start + part >= share):
+            with sync_gradients(task, last=start + part >= share):
                 with devices.autocast():
                     loss = task(inputs, targets).sum() / share
                 self.learner.scaler.scale(loss).backward()

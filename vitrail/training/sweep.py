@@ -18,7 +18,7 @@ from typing import Any
 
 from vitrail import runs
 from vitrail.config import Config, shown
-from vitrail.console import is_main, optional, say
+from vitrail.console import import_optional, is_main, say
 from vitrail.devices import Devices, devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
@@ -57,7 +57,7 @@ def sweep(
 
 def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
     """The pages of all tested runs, and the one that compares them."""
-    page = optional("reporting.page", "pages of runs are")
+    page = import_optional("reporting.page", "pages of runs are")
     for path in final_runs(result):
         if not Run(path).has_inspection():
             inspect_run(Run(path), device)
@@ -68,8 +68,8 @@ def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
 
 def _write_comparison(results: Sequence[Mapping[str, Any]], target: Path) -> None:
     """One page about the tested runs of some sweeps."""
-    comparison = optional("reporting.comparison", "the comparison is")
-    sweeps = optional("reporting.sweeps", "the comparison is") if comparison else None
+    comparison = import_optional("reporting.comparison", "the comparison is")
+    sweeps = import_optional("reporting.sweeps", "the comparison is") if comparison else None
     if comparison and sweeps:
         tables = [table for one in results for table in sweeps.tables(one, one.get("name", ""))]
         finals = [run for one in results for run in final_runs(one)]
@@ -190,7 +190,7 @@ class Sweep:
         config = self.config_for(source, point)
         folder = self.place(self.folder(source) / name, config)
         run = finished(folder, config)
-        self.where.wait()  # or a fast process would begin what a slow one has yet to look for
+        self.where.barrier()  # or a fast process would begin what a slow one has yet to look for
         final = config.data.train_on == "train+val"
         if run is not None:
             if final and run.info().get("status") == "failed":
@@ -205,7 +205,7 @@ class Sweep:
             if final:
                 raise
             say(f"failed   {error}")  # a learning rate too high is an answer too
-        self.where.wait()
+        self.where.barrier()
         refuse_stopped(Run(folder))
         return Run(folder)
 
@@ -279,7 +279,7 @@ def run_sweep(
         sources, absent = present(config, where, facts.get("changed", ()))
         if where.main:
             out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
-        out = where.shared(out)
+        out = where.broadcast(out)
         going = Sweep(config, out, device, facts, where)
         trials = [going.try_point(point, sources) for point in grid]
         best = chosen(trials)

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from vitrail import runs
 from vitrail.config import Config
-from vitrail.console import TrainingBar, count_progress, duration, is_main, optional, say
+from vitrail.console import TrainingBar, count_progress, duration, import_optional, is_main, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Data, Joined, Source, subset
 from vitrail.data.loader import Batch, derive
 from vitrail.data.opening import as_brought, open_data, refuse_brought
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.devices import Devices, choose, devices, spread, too_large
+from vitrail.devices import Devices, choose_device, devices, out_of_memory_error, parallelize
 from vitrail.errors import VitrailError, one_line, out_of_memory
 from vitrail.evaluation.classify import evaluate
 from vitrail.evaluation.features import cached
 from vitrail.evaluation.parts import trained_on
-from vitrail.files import cache, move
+from vitrail.files import cache_folder, move
 from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
 from vitrail.objectives.masked import MaskedPatches
@@ -89,7 +89,7 @@ def finish_run(run: Run, device: str) -> None:
     info = run.info()
     if info["status"] == "finished" and not run.has_inspection():
         inspect_run(run, device)
-    page = optional("reporting.page", "the report is")
+    page = import_optional("reporting.page", "the report is")
     target: Path | None = page.write(run.folder) if page else None
     top1, split, n = run.score()
     parts = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]
@@ -120,13 +120,13 @@ def say_skipped(run: Run, target: Path) -> None:
 
 def inspect_run(run: Run, device: str) -> None:
     """What the model of a run looks at, for its report; nothing is lost where that fails."""
-    summary = optional("inspection.summary", "inspection is")
+    summary = import_optional("inspection.summary", "inspection is")
     if summary is None:
         return
     try:
         data = open_parts(load_config(run.folder / "config.toml"))
         split = next(name for name in ("test", "val", "train") if name in data.parts)
-        model = load(run.folder).to(choose(device))
+        model = load(run.folder).to(choose_device(device))
         # No longer than training took: a run of seconds is not worth many of them.
         seconds = min(summary.SECONDS, float(run.info().get("seconds", 0.0)))
         summary.summarize(model, data.part(split), split, run.folder / "inspection", seconds)
@@ -166,15 +166,15 @@ def train_config(
         if where.main:
             out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
             runs.create(out, config, dict(facts or {}), resume)
-        out = where.shared(out)
+        out = where.broadcast(out)
         run = Run(out, writes=where.main)
-        keep_head = where.shared(kept_head(run, config))
+        keep_head = where.broadcast(kept_head(run, config))
         try:
             return Training(config, data, where, run, keep_head).go(test)
         except BaseException as error:
             kind = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             full = isinstance(error, RuntimeError) and out_of_memory(error)
-            told = too_large(where) if full else error
+            told = out_of_memory_error(where) if full else error
             run.update(status=kind, message=str(told) or type(told).__name__)
             if full:
                 raise told from None
@@ -240,7 +240,7 @@ class Training:
         model.activation = "sigmoid" if self.config.train.objective == "sigmoid" else "softmax"
         model.activation_checkpointing = self.config.system.recompute
         length = length_of(self.config, len(self.data.part("train").targets))
-        found = self.where.shared(self.recognize(model) if self.where.main else "")
+        found = self.where.broadcast(self.recognize(model) if self.where.main else "")
         told = describe(self.config, self.data, model, self.where, length, found)
         told["model"]["keep_head"] = self.keep_head
         if self.run.has_checkpoint():
@@ -355,7 +355,7 @@ class Training:
         if settings.class_weights == "balanced":
             weights = balance(self.data.part("train"))
         task = self.objective(trained, weights)
-        spread_task = spread(task, self.config.system.parallel, self.where)
+        spread_task = parallelize(task, self.config.system.parallel, self.where)
         if self.config.system.compile and not settings.freeze:
             # A classifier by itself, so that evaluation is compiled as well.
             compiled = task if settings.objective == "masked" else trained
@@ -439,7 +439,7 @@ class Training:
             command = f"; `{runs.resume_command(self.run.folder)}` continues it" if test else ""
             self.run.say(f"{message}; last.pt is written{command}")
             return self.run
-        self.where.wait()
+        self.where.barrier()
         classifies = self.config.train.objective != "masked"
         began = time.perf_counter()
         if test and classifies and self.data.test is not None:
@@ -456,7 +456,9 @@ class Training:
         """Measures the kept model, read back from its file, on one part of the data."""
         model = load(self.run.weights).to(self.where.device)
         # A frozen run's features serve `fewshot` and `evaluate` afterwards.
-        features = cached(model, self.where.precision, cache(), begin=self.config.train.freeze)
+        features = cached(
+            model, self.where.precision, cache_folder(), begin=self.config.train.freeze
+        )
         with count_progress(f"evaluating {split}", self.where.main) as advance, features as asked:
             result = evaluate(
                 asked,

@@ -213,7 +213,7 @@ class _HuggingFace(Format):
     def exceptions(self, contents: Contents) -> dict[str, Any]:
         act = contents.config.get("hidden_act", "gelu")
         if act not in _GELUS:
-            raise VitrailError(f"{contents.path}: hidden_act '{act}' is no GELU")
+            raise VitrailError(f"{contents.path}: hidden_act '{act}' is not a GELU")
         return {"gelu": _GELUS[act], "eps": float(contents.config.get("layer_norm_eps", 1e-12))}
 
     def sidecars(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
