@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from vitrail.config import Config
+from vitrail.config import Config, load_config
 from vitrail.devices import Devices, devices
 from vitrail.evaluation.classify import predict
-from vitrail.settings import load_config
 from vitrail.training import optim as optimizers
 from vitrail.training.build import build_model
 from vitrail.training.checkpoint import Learner

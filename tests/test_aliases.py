@@ -3,9 +3,9 @@
 import pytest
 
 from vitrail import aliases
+from vitrail.config import load_config, to_flat
 from vitrail.model import create
 from vitrail.model.variants import from_dict, to_dict
-from vitrail.settings import load_config, to_flat
 from vitrail.training.resolve import resolve_config
 
 

@@ -14,6 +14,7 @@ from tests.data.pictures import encoded, photo, write_tar
 from tests.models import small
 from vitrail import console
 from vitrail.cli import main
+from vitrail.config import load_config
 from vitrail.console import (
     UNSAFE,
     byte_progress,
@@ -27,7 +28,6 @@ from vitrail.console import (
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.files import hash_mismatch
 from vitrail.runs import Run
-from vitrail.settings import load_config
 from vitrail.training.train import train_config
 
 SHORT = ["train.steps=3", "train.evaluations=1", "data.subset=32", "train.batch=8"]

@@ -10,12 +10,9 @@ import torch
 
 from vitrail import runs
 from vitrail.cli import main
-from vitrail.config import Config
-from vitrail.data.catalog import CATALOG
-from vitrail.errors import VitrailError
-from vitrail.model import create
-from vitrail.settings import (
+from vitrail.config import (
     RECIPES,
+    Config,
     explanations,
     load_config,
     parse_setting,
@@ -23,10 +20,13 @@ from vitrail.settings import (
     schema,
     set_value,
 )
+from vitrail.data.catalog import CATALOG
+from vitrail.errors import VitrailError
+from vitrail.model import create
 from vitrail.training.build import chosen_options
 from vitrail.training.resolve import resolve_config
 from vitrail.training.sweep import points, with_point
-from vitrail.weights.published import BUILTIN, find
+from vitrail.weights.published import BUILTIN, NAMES
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = "|".join(sorted({name.partition(".")[0] for name in schema() if "." in name}))
@@ -114,7 +114,7 @@ def is_placeholder(name: str) -> bool:
 
 def is_model(name: str) -> bool:
     """A published checkpoint, a variant, a file or a run."""
-    if is_placeholder(name) or name == BUILTIN.name or name.startswith("runs/") or find(name):
+    if is_placeholder(name) or name == BUILTIN.name or name.startswith("runs/") or name in NAMES:
         return True
     if name.endswith((".safetensors", ".npz")):
         return True

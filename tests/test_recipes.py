@@ -13,14 +13,12 @@ from PIL import Image
 
 from vitrail import create, save, settings
 from vitrail import load as load_model
-from vitrail.config import Config
+from vitrail.config import RECIPES, Config, load_config, recipe_names, to_flat, to_toml
 from vitrail.data.catalog import CATALOG
 from vitrail.model.variants import describe
-from vitrail.settings import RECIPES, load_config, recipe_names, to_flat, to_toml
 from vitrail.training.train import train_config
 from vitrail.vtab.tasks import TASKS
-from vitrail.weights.published import PUBLISHED
-from vitrail.weights.published import find as published
+from vitrail.weights.published import NAMES, PUBLISHED
 
 ROOT = Path(__file__).parents[1]
 NEEDS_DATA = {"finetune/folder", "vtab/vit", "finetune/bit_hyperrule"}
@@ -189,7 +187,7 @@ def test_the_largest_models_are_averaged_at_higher_resolution(name, size):
     config = load_config(f"finetune/imagenet_{name}")
     assert (config.data.size, config.train.ema) == (size, 0.9999)
     assert not config.train.ema_ramp
-    variant = published(config.model.init).variant
+    variant = NAMES[config.model.init].variant
     assert size % int(variant.split("/")[1]) == 0
 
 
@@ -242,7 +240,7 @@ def test_the_plain_baselines_differ_in_length_only():
 def test_the_flower_pair_differs_in_the_model_only():
     vit, resnet = (to_flat(load_config(f"flowers/{name}")) for name in ("vit", "resnet"))
     assert {k for k in vit if vit[k] != resnet[k]} == {"model.init"}
-    rows = [published(pair["model.init"]) for pair in (vit, resnet)]
+    rows = [NAMES[pair["model.init"]] for pair in (vit, resnet)]
     assert rows[0].data == rows[1].data == "ImageNet-21k"
 
 

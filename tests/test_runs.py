@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
+from vitrail.config import load_config
 from vitrail.errors import FailureError, VitrailError
 from vitrail.files import read_json_lines
 from vitrail.runs import Run, create, find_runs, is_run, lock_folder, run_name
-from vitrail.settings import load_config
 
 
 @pytest.fixture

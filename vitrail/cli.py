@@ -175,7 +175,7 @@ def config(recipe: str, settings: tuple[str, ...]) -> None:
 
     Without RECIPE: the names of all recipes.
     """
-    from vitrail import settings as recipes
+    from vitrail import config as recipes
 
     if not recipe:
         echo("\n".join(recipes.recipe_names()))

@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from vitrail import __version__, aliases
-from vitrail.config import Config
+from vitrail.config import Config, changed_settings, load_config, to_toml
 from vitrail.console import escaped, say
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import (
@@ -46,7 +46,6 @@ from vitrail.files import (
     write_errors,
     write_text,
 )
-from vitrail.settings import changed_settings, load_config, to_toml
 
 _MAX_NAME = 120
 _MAX_TITLE = 40

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitrail.config import build_config, changed_settings, parse_setting, set_value, with_settings
 from vitrail.console import count_progress
 from vitrail.data import check as checking
 from vitrail.data.check import sheet as contact_sheet
@@ -13,7 +14,6 @@ from vitrail.data.opening import as_brought
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.files import atomic_write, write_text
-from vitrail.settings import build_config, changed_settings, parse_setting, set_value, with_settings
 from vitrail.training.resolve import Settings
 from vitrail.training.train import open_parts
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import contents, encoded, labeled, write, write_classes, write_tar
+from vitrail.config import load_config
 from vitrail.data.dataset import Data
 from vitrail.data.opening import open_data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
-from vitrail.settings import load_config
 from vitrail.training.train import open_parts
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import vitrail
-from vitrail.settings import load_config
+from vitrail.config import load_config
 from vitrail.training.optim import EMA
 from vitrail.training.train import train_config
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from vitrail.config import Config
+from vitrail.config import Config, check_value, load_config, with_settings
 from vitrail.data.opening import open_data
-from vitrail.settings import check_value, load_config, with_settings
 from vitrail.training.build import apply_hyperrule
 from vitrail.training.optim import hyperrule
 

@@ -16,11 +16,10 @@ from tests.data.lists import write_lists
 from tests.data.pictures import write
 from vitrail import runs
 from vitrail.cli import main, show_sweeps
-from vitrail.config import Config
+from vitrail.config import Config, load_config, with_settings
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.reporting.sweeps import tables, tasks
 from vitrail.runs import Run
-from vitrail.settings import load_config, with_settings
 from vitrail.training.multi_dataset import whose
 from vitrail.training.resolve import resolve_config
 from vitrail.training.sweep import Trial, best_val, chosen, sweep

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from tests.data.lists import write_lists
 from tests.processes import start, together
+from vitrail.config import load_config
 from vitrail.devices import devices
 from vitrail.model import create
 from vitrail.runs import Run
-from vitrail.settings import load_config
 from vitrail.training.cost import DAY, Meter, earlier
 from vitrail.training.hooks import Hooks
 from vitrail.training.loop import Loop

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from tests.processes import start
 from vitrail.cli import main
+from vitrail.config import load_config
 from vitrail.devices import devices
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
-from vitrail.settings import load_config
 from vitrail.training import checkpoint
 from vitrail.training import train as training
 from vitrail.training.train import train

@@ -5,11 +5,11 @@ import pytest
 
 from tests.data.lists import write_lists
 from tests.data.pictures import contents, write
+from vitrail.config import DATASET_SETTINGS, load_config
 from vitrail.data.catalog import CATALOG, open_named
 from vitrail.data.dataset import ArraySource, Data
 from vitrail.data.opening import open_data
 from vitrail.errors import FailureError, VitrailError
-from vitrail.settings import DATASET_SETTINGS, load_config
 from vitrail.training.train import open_parts
 from vitrail.vtab import tasks as vtab
 

@@ -531,7 +531,7 @@ def test_a_lying_header_is_refused(tmp_path: Path, data: bytes, reason: str) -> 
 def test_a_header_that_is_no_object_is_refused(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors(header))
-    assert "is not a safetensors, npz or torch file; it begins with b" in failure(path)
+    assert "is not a safetensors, npz or torch file: it begins with b" in failure(path)
 
 
 @pytest.mark.parametrize("kind", ["C64", "F8_E4M3", "F4"])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import runs
+from vitrail.config import load_config
 from vitrail.console import count_progress, say
 from vitrail.data.dataset import listed
 from vitrail.data.opening import same_data
@@ -16,7 +17,6 @@ from vitrail.evaluation.matching import among_classes
 from vitrail.evaluation.parts import part_of
 from vitrail.files import cache_folder
 from vitrail.model import Classifier
-from vitrail.settings import load_config
 from vitrail.weights.load import load
 from vitrail.weights.published import BUILTIN
 

@@ -16,10 +16,10 @@ from jaxtyping import Float
 from PIL import Image
 
 from vitrail import runs
+from vitrail.config import flatten
 from vitrail.data.decode import load_bounded, opened
 from vitrail.errors import VitrailError
 from vitrail.reporting.rendering import MALFORMED, plural
-from vitrail.settings import flatten
 
 Rows = Sequence[dict[str, Any]]
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vitrail import config
-from vitrail.config import Config
+from vitrail.config import Config, build_config, set_value, to_flat
 from vitrail.console import say
 from vitrail.data.dataset import Data, Source
 from vitrail.data.opening import in_catalog, same_data
@@ -18,7 +18,6 @@ from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
 from vitrail.model.classifier import as_size
 from vitrail.model.variants import name
-from vitrail.settings import build_config, set_value, to_flat
 from vitrail.training.loop import Length
 from vitrail.training.optim import hyperrule
 from vitrail.weights.load import load

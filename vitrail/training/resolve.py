@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import aliases, runs
-from vitrail.config import Config, refuse_without_effect
-from vitrail.console import say
-from vitrail.data.catalog import CATALOG
-from vitrail.data.opening import same_data
-from vitrail.errors import VitrailError, did_you_mean
-from vitrail.runs import Run
-from vitrail.settings import (
+from vitrail.config import (
+    Config,
     build_config,
     changed_settings,
     find_recipe,
@@ -23,10 +18,16 @@ from vitrail.settings import (
     parse_setting,
     read_recipe,
     recipe_names,
+    refuse_without_effect,
     set_value,
     with_dataset_settings,
     with_settings,
 )
+from vitrail.console import say
+from vitrail.data.catalog import CATALOG
+from vitrail.data.opening import same_data
+from vitrail.errors import VitrailError, did_you_mean
+from vitrail.runs import Run
 
 DEFAULT = "finetune/folder"
 """The recipe for a plain folder."""

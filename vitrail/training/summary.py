@@ -16,7 +16,7 @@ from vitrail.devices import Devices
 from vitrail.model import Classifier
 from vitrail.model.variants import name
 from vitrail.training.loop import Length
-from vitrail.weights.published import count
+from vitrail.weights.published import model_cost
 
 BY_CONTENT = "2:"
 """Begins a fingerprint that contents are part of."""
@@ -31,7 +31,7 @@ def describe(
     recognized: str,
 ) -> dict[str, Any]:
     """For run.json."""
-    cost = count(model.architecture)
+    cost = model_cost(model.architecture)
     parts = {"train": data.train, "val": data.val, "test": data.test}
     classifies = config.train.objective != "masked"
     return {

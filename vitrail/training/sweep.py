@@ -17,13 +17,20 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import runs
-from vitrail.config import Config, shown
+from vitrail.config import (
+    DATASET_SETTINGS,
+    Config,
+    build_config,
+    load_config,
+    set_value,
+    to_flat,
+    toml_value,
+)
 from vitrail.console import import_optional, is_main, say
 from vitrail.devices import Devices, devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
 from vitrail.runs import Run
-from vitrail.settings import DATASET_SETTINGS, build_config, load_config, set_value, to_flat
 from vitrail.training.build import apply_hyperrule
 from vitrail.training.hooks import score
 from vitrail.training.loop import DivergedError
@@ -137,7 +144,7 @@ class Trial:
         return statistics.fmean(accuracies), statistics.fmean(losses)
 
     def title(self) -> str:
-        return ", ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
+        return ", ".join(f"{name}={toml_value(value)}" for name, value in self.settings.items())
 
 
 def best_val(run: Run) -> dict[str, Any]:
@@ -169,7 +176,7 @@ class Sweep:
         name = named("trial", point)
         trial = {}
         for source in sources:
-            told = ", ".join(f"{k}={shown(v)}" for k, v in point.items())
+            told = ", ".join(f"{k}={toml_value(v)}" for k, v in point.items())
             trial[source] = self.go(source, Path("trials") / name, point, f"trial    {told}")
         train = with_point(self.config, point).train
         return Trial(point, trial, train.class_weights == "balanced")
@@ -231,7 +238,8 @@ class Sweep:
     def told_of(self, source: str) -> str:
         """The data set, where there are several, and what is set for it alone."""
         own = ", ".join(
-            f"{name}={shown(value)}" for name, value in DATASET_SETTINGS.get(source, {}).items()
+            f"{name}={toml_value(value)}"
+            for name, value in DATASET_SETTINGS.get(source, {}).items()
         )
         if SOURCE not in self.config.sweep:
             return ""
@@ -251,7 +259,7 @@ class Sweep:
 def named(name: str, point: Mapping[str, Any]) -> str:
     """A folder's name that carries a point of the grid."""
     # The names of folders leave system settings out, which may be what is tried here.
-    told = [f"{k.replace('system.', 'system-')}={shown(value)}" for k, value in point.items()]
+    told = [f"{k.replace('system.', 'system-')}={toml_value(value)}" for k, value in point.items()]
     return runs.run_name(name, told)
 
 

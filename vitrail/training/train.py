@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import runs
-from vitrail.config import Config
+from vitrail.config import Config, load_config, to_flat
 from vitrail.console import TrainingBar, count_progress, duration, import_optional, is_main, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Data, Joined, Source, subset
@@ -32,7 +32,6 @@ from vitrail.model import Classifier, build
 from vitrail.objectives.classify import Classify
 from vitrail.objectives.masked import MaskedPatches
 from vitrail.runs import Run
-from vitrail.settings import load_config, to_flat
 from vitrail.training import checkpoint, cost, optim
 from vitrail.training.build import apply_hyperrule, build_model, length_of
 from vitrail.training.checkpoint import Counters, Learner
@@ -51,7 +50,7 @@ from vitrail.training.resolve import Settings, resolve_config
 from vitrail.training.summary import BY_CONTENT, describe, fingerprint, lines
 from vitrail.training.tracking import tracker
 from vitrail.weights.load import load, save
-from vitrail.weights.published import count
+from vitrail.weights.published import model_cost
 
 BEGUN_BEFORE = (
     ", not bit-exactly: it was begun by a version that drew augmentation and masks differently"
@@ -346,7 +345,7 @@ class Training:
 
     def flops(self, model: Classifier) -> float:
         """Floating-point operations of one image's forward pass."""
-        return 0.0 if self.config.train.freeze else 2e9 * count(model.architecture).gmacs
+        return 0.0 if self.config.train.freeze else 2e9 * model_cost(model.architecture).gmacs
 
     def learner(self, trained: nn.Module) -> Learner:
         """The objective around what is trained, with its optimizer and average, on the devices."""

@@ -1,4 +1,4 @@
-"""Addresses of weights to local files or folders, downloaded once and verified."""
+"""Weights on the web and on the Hugging Face Hub: downloaded once and verified."""
 
 import os
 import re
@@ -18,18 +18,18 @@ from vitrail.files import (
 from vitrail.weights.read import WEIGHTS
 
 
-def fetch(source: str, folder: Path | None = None, patience: RetryPolicy = RETRIES) -> Path:
+def fetch(source: str, folder: Path | None = None, retries: RetryPolicy = RETRIES) -> Path:
     """The file behind `https://…`, or the folder behind `hub:owner/repository[@revision]`.
 
     `package:folder` is a folder that was installed with Vitrail: there is nothing to fetch.
 
-    What was fetched once needs no network again. Web files are stored in `cache()`, those of the
-    hub in the hub's own cache, which other programs share; `folder` replaces either.
+    What was downloaded once needs no network again. Web files are stored in `cache_folder()`, those
+    of the hub in the hub's own cache, which other programs share; `folder` replaces either.
     """
     if source.startswith("package:"):
         return Path(__file__).parents[1] / source.removeprefix("package:")
     if not source.startswith("hub:"):
-        return fetch_file(source, folder, patience)
+        return fetch_file(source, folder, retries)
     parts = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
     if not parts:
         raise VitrailError(

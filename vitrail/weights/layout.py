@@ -65,7 +65,7 @@ class Format:
         requested, which rectangles may need."""
         raise NotImplementedError
 
-    def table(self, a: Architecture) -> list["Entry"]:
+    def table(self, a: Architecture) -> list["WeightEntry"]:
         """The weight table: our keys and theirs."""
         raise NotImplementedError
 
@@ -168,7 +168,7 @@ def merged(heads: int) -> Layout:
     )
 
 
-class Entry(NamedTuple):
+class WeightEntry(NamedTuple):
     """Our key or keys, their key or keys, and the layout between them."""
 
     ours: tuple[str, ...]
@@ -176,22 +176,22 @@ class Entry(NamedTuple):
     layout: Layout
 
 
-def entry(ours: str, theirs: str, layout: Layout = _SAME) -> Entry:
+def entry(ours: str, theirs: str, layout: Layout = _SAME) -> WeightEntry:
     """One tensor to one tensor."""
-    return Entry((ours,), (theirs,), layout)
+    return WeightEntry((ours,), (theirs,), layout)
 
 
-def positions_with_slot(theirs: str) -> Entry:
+def positions_with_slot(theirs: str) -> WeightEntry:
     """A table of positions whose first row is the class token's."""
-    return Entry(("positions.0.class_slot", "positions.0.table"), (theirs,), _SLOT)
+    return WeightEntry(("positions.0.class_slot", "positions.0.table"), (theirs,), _SLOT)
 
 
-def torch_module(ours: str, theirs: str) -> list[Entry]:
+def torch_module(ours: str, theirs: str) -> list[WeightEntry]:
     """Weight and bias of a module that is the same in another torch format."""
     return [entry(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
 
 
-def bottlenecks(ours: str, theirs: str) -> list[Entry]:
+def bottlenecks(ours: str, theirs: str) -> list[WeightEntry]:
     """A residual unit of a ResNet, as timm and transformers name its parts."""
     table = [entry(f"{ours}projection.weight", f"{theirs}downsample.conv.weight")]
     for i in (1, 2, 3):
@@ -208,10 +208,10 @@ class _Index(int):
         return f"{int(shown):02d}" if spec == "01" else str(int(shown))
 
 
-def match(table: Sequence[Entry], keys: Iterable[str]) -> tuple[list[Entry], list[str]]:
+def match(table: Sequence[WeightEntry], keys: Iterable[str]) -> tuple[list[WeightEntry], list[str]]:
     """The table's entries for these keys of ours, numbers filled in; and the keys without one."""
     waiting = dict.fromkeys(keys)
-    matched: list[Entry] = []
+    matched: list[WeightEntry] = []
     for template in table:
         pattern = re.escape(template.ours[0]).replace(r"\#", r"(\d+)")
         for key in list(waiting):
@@ -221,13 +221,13 @@ def match(table: Sequence[Entry], keys: Iterable[str]) -> tuple[list[Entry], lis
             ours = tuple(part.replace("#", "{}").format(*filled) for part in template.ours)
             if all(part in waiting for part in ours):
                 theirs = tuple(part.format(*filled) for part in template.theirs)
-                matched.append(Entry(ours, theirs, template.layout))
+                matched.append(WeightEntry(ours, theirs, template.layout))
                 for part in ours:
                     del waiting[part]
     return matched, list(waiting)
 
 
-def to_ours(matched: Sequence[Entry], theirs: Tensors) -> Tensors:
+def to_ours(matched: Sequence[WeightEntry], theirs: Tensors) -> Tensors:
     """Our state dict from theirs."""
     ours: Tensors = {}
     for names, keys, layout in matched:
@@ -235,7 +235,7 @@ def to_ours(matched: Sequence[Entry], theirs: Tensors) -> Tensors:
     return ours
 
 
-def to_theirs(matched: Sequence[Entry], ours: Tensors) -> Tensors:
+def to_theirs(matched: Sequence[WeightEntry], ours: Tensors) -> Tensors:
     """Their state dict from ours."""
     theirs: Tensors = {}
     for names, keys, layout in matched:
@@ -244,31 +244,6 @@ def to_theirs(matched: Sequence[Entry], ours: Tensors) -> Tensors:
 
 
 # What formats infer from tensors and configs
-
-
-def length(tensors: Tensors, key: str) -> int:
-    """Rows of a tensor; zero if there is none of that name."""
-    return tensors[key].shape[0] if key in tensors else 0
-
-
-def count(tensors: Tensors, template: str) -> int:
-    """How many of `template.format(0)`, `template.format(1)`, … there are in a row."""
-    i = 0
-    while template.format(i) in tensors:
-        i += 1
-    return i
-
-
-def units_of(tensors: Tensors, template: str, start: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
-    """Residual units of each stage, from keys with a stage and a unit, counted from `start`."""
-    units: list[int] = []
-    while True:
-        stage, unit = start[0] + len(units), start[1]
-        while template.format(stage, unit) in tensors:
-            unit += 1
-        if unit == start[1]:
-            return tuple(units)
-        units.append(unit - start[1])
 
 
 def grid_of(

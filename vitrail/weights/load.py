@@ -24,11 +24,11 @@ from vitrail.weights.google import GOOGLE
 from vitrail.weights.hub import fetch
 from vitrail.weights.huggingface import HUGGINGFACE
 from vitrail.weights.layout import (
-    Entry,
     Format,
     Size,
     Tensors,
     Unstated,
+    WeightEntry,
     match,
     to_ours,
     to_theirs,
@@ -50,27 +50,21 @@ _CONTAINERS = {".npz", ".safetensors", ".pt", ".pth", ".bin"}
 _OPTIONS = {"dropout", "embedding_dropout", "drop_path", "interpolation", "gelu", "eps"}
 
 
-class MismatchError(VitrailError):
-    """A checkpoint does not fit its architecture; every key that differs is named."""
-
-    def __init__(self, path: Path, found: Tensors, expected: Tensors) -> None:
-        self.missing = [key for key in expected if key not in found]
-        self.unexpected = [key for key in found if key not in expected]
-        had, wanted = _signatures(found), _signatures(expected)
-        self.misshapen = [
-            f"{key} {had[key]} instead of {wanted[key]}"
+def _check_shapes(path: Path, tensors: Tensors, expected: Tensors) -> None:
+    """Raise an error that names every tensor that is missing, unexpected or misshapen."""
+    has, wanted = _signatures(tensors), _signatures(expected)
+    problems = {
+        "missing": [key for key in wanted if key not in has],
+        "unexpected": [key for key in has if key not in wanted],
+        "misshapen": [
+            f"{key} {has[key]} instead of {wanted[key]}"
             for key in wanted
-            if key in had and had[key] != wanted[key]
-        ]
-        parts = ("missing", "unexpected", "misshapen")
-        named = {kind: keys for kind in parts if (keys := getattr(self, kind))}
-        lines = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in named.items()]
-        super().__init__(f"{path} does not fit its architecture; {'; '.join(lines)}")
-
-
-def _check_shapes(path: Path, found: Tensors, expected: Tensors) -> None:
-    if _signatures(found) != _signatures(expected):
-        raise MismatchError(path, found, expected)
+            if key in has and has[key] != wanted[key]
+        ],
+    }
+    lines = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in problems.items() if keys]
+    if lines:
+        raise VitrailError(f"{path} does not fit its architecture; {'; '.join(lines)}")
 
 
 def _signatures(tensors: Tensors) -> dict[str, str]:
@@ -93,7 +87,7 @@ class Checkpoint:
     preprocessing: Preprocessing | None = None
     activation: Activation = "softmax"
     assumed: str = ""
-    """One line about what the file does not say, and how it was read."""
+    """One line about what the file does not state, and what was assumed."""
     training_data: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -109,7 +103,7 @@ def load(
 
     Another number of `classes` puts a zero head in place of the old one; another `size` (a side, or
     rows and columns) interpolates the positions, by the method of the checkpoint's family or the
-    one named. `heads` and `gelu` are for files that do not say them. `options` change no tensor:
+    one named. `heads` and `gelu` are for files that do not state them. `options` change no tensor:
     dropout, embedding_dropout, drop_path, gelu, eps.
     """
     stated = {"heads": options.pop("heads", None), "gelu": options.get("gelu")}
@@ -130,8 +124,10 @@ def open_checkpoint(
     heads: int | None = None,
     gelu: Gelu | None = None,
 ) -> Checkpoint:
-    """A MODEL under our names, with positions for images of `size`; one line on stderr says what had
-    to be assumed."""
+    """A MODEL under our names, with positions for images of `size`.
+
+    A line on stderr says what had to be assumed.
+    """
     path, published = resolve(source)
     if published is not None:
         size = published.size if size is None else size
@@ -142,7 +138,7 @@ def open_checkpoint(
         say(checkpoint.assumed)
     pre = checkpoint.preprocessing
     if published is not None and published.crop and pre is not None:
-        # Published beside a file that cannot say it itself.
+        # The file itself does not state it.
         short = round(published.size / published.crop)
         pre = replace(pre, short_side=short, interpolation=published.interpolation)
         checkpoint = replace(checkpoint, preprocessing=pre)
@@ -168,11 +164,10 @@ def resolve(source: str | Path) -> tuple[Path, Published | None]:
 
 
 def to_model(checkpoint: Checkpoint) -> Classifier:
-    """The model; its tensors are the checkpoint's own. Raises a `MismatchError`."""
+    """The model; its tensors are the checkpoint's own."""
     with torch.device("meta"):
         model = build(checkpoint.architecture)
     tensors = checkpoint.tensors
-    _check_shapes(checkpoint.path, tensors, model.state_dict())
     # A layer cannot compute with two precisions: the widest of them is used.
     precisions = {x.dtype for x in tensors.values() if x.is_floating_point()}
     if len(precisions) > 1:
@@ -288,7 +283,7 @@ def _check_heads(contents: Contents, architecture: Architecture) -> None:
     """Stop if the user gives another number of heads than the file itself has."""
     heads = getattr(architecture, "heads", None)
     if contents.heads not in (None, heads):
-        has = f"says it has {heads}" if heads else f"is a {name(architecture)}, which has none"
+        has = f"has {heads} heads" if heads else f"is a {name(architecture)}, which has no heads"
         raise VitrailError(f"{contents.path} {has}; leave heads = {contents.heads} out")
 
 
@@ -315,7 +310,7 @@ def _assumption(contents: Contents, a: Architecture, unstated: Collection[Unstat
     return f"{line}; {'=…, '.join(options)}=… (convert: {flags}) changes that"
 
 
-def _match_table(known: Format, architecture: Architecture, tensors: Tensors) -> list[Entry]:
+def _match_table(known: Format, architecture: Architecture, tensors: Tensors) -> list[WeightEntry]:
     """The format's entry for each of our tensors; an error names those that have none."""
     matched, unmatched = match(known.table(architecture), tensors)
     if unmatched:

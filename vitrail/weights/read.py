@@ -4,6 +4,7 @@ The container (npz, safetensors, torch zip, folder) is detected from the first b
 """
 
 import io
+import itertools
 import json
 import math
 import pickle
@@ -64,6 +65,25 @@ class Contents:
     gelu: Literal["tanh", "erf"] | None = None
     """Kind of GELU, likewise."""
 
+    def rows(self, key: str) -> int:
+        """Rows of a tensor; zero if there is none of that name."""
+        return self.tensors[key].shape[0] if key in self.tensors else 0
+
+    def count(self, template: str) -> int:
+        """How many of `template.format(0)`, `template.format(1)`, … there are in a row."""
+        return next(i for i in itertools.count() if template.format(i) not in self.tensors)
+
+    def units(self, template: str, start: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
+        """Residual units of each stage, from keys with a stage and a unit, counted from `start`."""
+        units: list[int] = []
+        while True:
+            stage, unit = start[0] + len(units), start[1]
+            while template.format(stage, unit) in self.tensors:
+                unit += 1
+            if unit == start[1]:
+                return tuple(units)
+            units.append(unit - start[1])
+
 
 def read(path: Path) -> Contents:
     """The contents of a weights file, or of a folder laid out as on the Hugging Face Hub."""
@@ -89,7 +109,8 @@ def parsing(what: Path | str, kind: str) -> Iterator[None]:
         ) from None
     except Exception as error:
         raise VitrailError(
-            f"{what} is not a readable {kind} ({one_line(error)}); it may be truncated: fetch it again"
+            f"{what} is not a readable {kind} ({one_line(error)}); it may be truncated: fetch it "
+            "again"
         ) from None
 
 
@@ -148,7 +169,7 @@ def _read_file(path: Path) -> Contents:
         contents = Contents(path=path, tensors=_read_torch(path))
     else:
         raise VitrailError(
-            f"{path} is not a safetensors, npz or torch file; it begins with {start!r}: "
+            f"{path} is not a safetensors, npz or torch file: it begins with {start!r}; "
             "fetch the weights themselves"
         )
     # Names are printed, and a terminal obeys escape codes.
