@@ -16,8 +16,8 @@ from vitrail.weights.published import (
     PUBLISHED,
     Published,
     architectures,
+    count,
     listing,
-    model_cost,
 )
 
 HUB = [row for row in PUBLISHED if row.source.startswith("hub:")]
@@ -198,7 +198,7 @@ def test_everything_that_exists_is_listed():
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_saved_figures_are_those_of_the_model(name):
-    cost = model_cost(LISTED[name])
+    cost = count(LISTED[name])
     assert (cost.parameters, cost.gmacs, cost.tokens) == tuple(SAVED[name].values())
 
 

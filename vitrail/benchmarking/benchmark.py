@@ -24,7 +24,7 @@ from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
 from vitrail.model.variants import describe, name
 from vitrail.weights.load import load
-from vitrail.weights.published import model_cost
+from vitrail.weights.published import count
 
 GIB = 1 << 30
 FALLBACK = 8.0
@@ -125,7 +125,7 @@ def measure(model: str | Path, size: int | None, where: Devices, wanted: Options
         largest, by = extrapolated_batch(found, most)
     elif where.device.type == "cuda":
         largest, by = largest_batch(work, found[-1].batch, wanted.seconds)
-    cost = model_cost(a)
+    cost = count(a)
     row: dict[str, Any] = {
         "model": str(model),
         "variant": name(a),

@@ -12,7 +12,7 @@ from vitrail.config import Config
 from vitrail.devices import Devices, energy, peak_memory, reset_peak
 from vitrail.model import Classifier
 from vitrail.runs import Run
-from vitrail.weights.published import model_cost
+from vitrail.weights.published import count
 
 DAY = 86_400
 
@@ -78,7 +78,7 @@ class Meter:
 def start(run: Run, where: Devices, config: Config, model: Classifier) -> Meter:
     """A meter for the session that begins now."""
     reset_peak(where.device)
-    gmacs = model_cost(model.architecture).gmacs
+    gmacs = count(model.architecture).gmacs
     frozen = config.train.freeze
     return Meter(
         where=where,

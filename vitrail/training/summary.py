@@ -16,7 +16,7 @@ from vitrail.devices import Devices
 from vitrail.model import Classifier
 from vitrail.model.variants import name
 from vitrail.training.loop import Length
-from vitrail.weights.published import model_cost
+from vitrail.weights.published import count
 
 BY_CONTENT = "2:"
 """Begins a fingerprint that contents are part of."""
@@ -31,7 +31,7 @@ def describe(
     recognized: str,
 ) -> dict[str, Any]:
     """For run.json."""
-    cost = model_cost(model.architecture)
+    cost = count(model.architecture)
     parts = {"train": data.train, "val": data.val, "test": data.test}
     classifies = config.train.objective != "masked"
     return {

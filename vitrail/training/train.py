@@ -50,7 +50,7 @@ from vitrail.training.resolve import Settings, resolve_config
 from vitrail.training.summary import BY_CONTENT, describe, fingerprint, lines
 from vitrail.training.tracking import tracker
 from vitrail.weights.load import load, save
-from vitrail.weights.published import model_cost
+from vitrail.weights.published import count
 
 BEGUN_BEFORE = (
     ", not bit-exactly: it was begun by a version that drew augmentation and masks differently"
@@ -345,7 +345,7 @@ class Training:
 
     def flops(self, model: Classifier) -> float:
         """Floating-point operations of one image's forward pass."""
-        return 0.0 if self.config.train.freeze else 2e9 * model_cost(model.architecture).gmacs
+        return 0.0 if self.config.train.freeze else 2e9 * count(model.architecture).gmacs
 
     def learner(self, trained: nn.Module) -> Learner:
         """The objective around what is trained, with its optimizer and average, on the devices."""

@@ -123,7 +123,7 @@ def architectures() -> dict[str, "Architecture"]:
 
 
 @cache
-def model_cost(architecture: "Architecture") -> Cost:
+def count(architecture: "Architecture") -> Cost:
     """Parameters, multiply-accumulates and tokens for one image, counted on the meta device."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -142,9 +142,7 @@ def model_cost(architecture: "Architecture") -> Cost:
 
 
 def _write_costs() -> None:
-    costs = {
-        name: asdict(model_cost(architecture)) for name, architecture in architectures().items()
-    }
+    costs = {name: asdict(count(architecture)) for name, architecture in architectures().items()}
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(cost)}" for name, cost in costs.items())
     Path(str(COSTS)).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
