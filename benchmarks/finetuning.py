@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from vitrail.config import Config
+from vitrail.config import Config, load_config
 from vitrail.data.opening import open_parts
 from vitrail.devices import Devices, devices
 from vitrail.evaluation.predictor import Predictor, predict_dataset
-from vitrail.settings import load
 from vitrail.training.build import build_model
 from vitrail.training.checkpoint import TrainState
 from vitrail.training.inputs import ImageInputs, decoding_workers
@@ -89,7 +88,7 @@ def main() -> None:
             *(f"model.init={args.weights}", f"data.size={args.size}", f"optim.lr={args.lr}"),
             *(f"train.steps={args.steps}", f"optim.warmup={args.steps // 5}", "train.batch=512"),
         ]
-        config = load(None, settings)
+        config = load_config(None, settings)
         with devices() as where:
             data = open_parts(config)
             for name in ("ours", "timm"):

@@ -3,9 +3,9 @@
 import pytest
 
 from vitrail import aliases
+from vitrail.config import load_config, to_flat
 from vitrail.model import create
 from vitrail.model.variants import from_dict, to_dict
-from vitrail.settings import load, to_flat
 from vitrail.training.resolve import resolve_config
 
 
@@ -19,13 +19,13 @@ from vitrail.training.resolve import resolve_config
     ],
 )
 def test_old_settings_are_read_under_their_names_of_today(given, name, value):
-    assert to_flat(load(None, [given]))[name] == value
+    assert to_flat(load_config(None, [given]))[name] == value
 
 
 def test_recipes_may_hold_old_settings(tmp_path):
     recipe = tmp_path / "old.toml"
     recipe.write_text('[model]\npositions = "factorised"\n[train]\naverage = 0.5\n')
-    config = load(recipe)
+    config = load_config(recipe)
     assert (config.model.positions, config.train.ema) == ("factorized", 0.5)
     given = resolve_config(recipe, {"train.average": 0.25}).config
     assert given.train.ema == 0.25

@@ -135,7 +135,10 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["inspect", "{weights}", "--out", "x", "--layers", "first"], "--layers first: expected"),
         (["inspect", "{weights}", "--out", "x", "--layers", "2"], "no attention layer 2: they are"),
         (["inspect", "{weights}", "--out", "x", "--class", "cat"], "this model has no class 'cat'"),
-        (["inspect", "{weights}", "--out", "x", "--size", "8"], "hold no patch of 16 pixels"),
+        (
+            ["inspect", "{weights}", "--out", "x", "--size", "8"],
+            "smaller than a patch of 16 pixels",
+        ),
         (["report", "no-run"], "no-run is no run folder"),
         (["runs", "no-runs"], "no runs below no-runs"),
     ],

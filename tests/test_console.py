@@ -14,6 +14,7 @@ from tests.data.pictures import encoded, photo, write_tar
 from tests.models import small
 from vitrail import console
 from vitrail.cli import main
+from vitrail.config import load_config
 from vitrail.console import (
     UNSAFE,
     byte_progress,
@@ -21,13 +22,12 @@ from vitrail.console import (
     echo,
     escaped,
     log_progress,
+    print_table,
     say,
-    table,
 )
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.files import damage_of
+from vitrail.files import hash_mismatch
 from vitrail.runs import Run
-from vitrail.settings import load
 from vitrail.training.train import train_config
 
 SHORT = ["train.steps=3", "train.evaluations=1", "data.subset=32", "train.batch=8"]
@@ -57,7 +57,7 @@ def test_commands_to_a_terminal_are_written_out(capsys):
     echo(f"one\n{HOSTILE}")
     echo(json.dumps({"label": HOSTILE}, ensure_ascii=False))
     say(f"{HOSTILE}\nforged")
-    table(("label", "n"), [(HOSTILE, "1"), ("two\nlines", "2")])
+    print_table(("label", "n"), [(HOSTILE, "1"), ("two\nlines", "2")])
     written = capsys.readouterr()
     assert written.out.splitlines()[:2] == ["one", escaped(HOSTILE)]
     assert json.loads(written.out.splitlines()[2]) == {"label": HOSTILE}
@@ -125,7 +125,7 @@ def test_running_out_of_memory_is_one_line(monkeypatch, error, said):
 
 
 def test_columns_stay_aligned_beside_wide_characters_and_accents(capsys):
-    table(
+    print_table(
         ("class", "n", "share"),
         [("犬と猫", "12", "a"), ("e\u0301te\u0301", "3", "b"), ("dog", "456", "c")],
     )
@@ -184,10 +184,10 @@ def test_a_download_says_how_far_it_is(clock, capsys):
 
 
 def test_a_checksum_says_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(console, "EVERY", 0)
+    monkeypatch.setattr(console, "LOG_INTERVAL", 0)
     path = tmp_path / "weights.npz.part"
     path.write_bytes(bytes(2_000_000))
-    assert damage_of(path, {"sha256": "00"}).startswith("sha256 ")
+    assert hash_mismatch(path, {"sha256": "00"}).startswith("sha256 ")
     assert "checking weights.npz  2.0 MB of 2.0 MB (100 %)" in capsys.readouterr().err
 
 
@@ -195,13 +195,13 @@ def test_a_checksum_says_how_far_it_is(tmp_path, monkeypatch, capsys):
 def run(tmp_path_factory) -> Run:
     """A few steps on digits, without a report."""
     return train_config(
-        load("digits/vit", SHORT), tmp_path_factory.mktemp("runs") / "run", device="cpu"
+        load_config("digits/vit", SHORT), tmp_path_factory.mktemp("runs") / "run", device="cpu"
     )
 
 
 def test_training_and_its_evaluations_tell_in_a_log(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(console, "EVERY", 0)
-    run = train_config(load("digits/vit", SHORT), tmp_path / "run", device="cpu")
+    monkeypatch.setattr(console, "LOG_INTERVAL", 0)
+    run = train_config(load_config("digits/vit", SHORT), tmp_path / "run", device="cpu")
     lines = capsys.readouterr().err.splitlines()
     for start in ("step 1/3  eta ", "step 3/3  ", "evaluating val  ", "evaluating test  "):
         assert any(line.startswith(start) for line in lines), start
@@ -209,7 +209,7 @@ def test_training_and_its_evaluations_tell_in_a_log(monkeypatch, tmp_path, capsy
 
 
 def test_features_and_evaluate_tell_in_a_log(run, monkeypatch, capsys):
-    monkeypatch.setattr(console, "EVERY", 0)
+    monkeypatch.setattr(console, "LOG_INTERVAL", 0)
     vitrail.fewshot(run.folder, "digits", shots=[1], seeds=1, device="cpu")
     assert "features of train  " in capsys.readouterr().err
     vitrail.evaluate(run.folder, "digits", device="cpu")
@@ -217,7 +217,7 @@ def test_features_and_evaluate_tell_in_a_log(run, monkeypatch, capsys):
 
 
 def test_prediction_tells_in_a_log_and_keeps_stdout_clean(tmp_path, monkeypatch):
-    monkeypatch.setattr(console, "EVERY", 0)
+    monkeypatch.setattr(console, "LOG_INTERVAL", 0)
     for number in range(3):
         Image.new("RGB", (40, 40), (80 * number, 0, 0)).save(tmp_path / f"{number}.png")
     done = CliRunner().invoke(main, ["predict", "builtin", str(tmp_path), "--json"])

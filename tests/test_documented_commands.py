@@ -10,15 +10,23 @@ import torch
 
 from vitrail import runs
 from vitrail.cli import main
-from vitrail.config import Config
+from vitrail.config import (
+    RECIPES,
+    Config,
+    explanations,
+    load_config,
+    parse_setting,
+    recipe_names,
+    schema,
+    set_value,
+)
 from vitrail.data.catalog import CATALOG
 from vitrail.errors import VitrailError
 from vitrail.model import create
-from vitrail.settings import RECIPES, explanations, load, parse, put, recipes, schema
 from vitrail.training.build import chosen_options
 from vitrail.training.resolve import resolve_config
 from vitrail.training.sweep import points, with_point
-from vitrail.weights.published import BUILTIN, find
+from vitrail.weights.published import BUILTIN, NAMES
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = "|".join(sorted({name.partition(".")[0] for name in schema() if "." in name}))
@@ -106,7 +114,7 @@ def is_placeholder(name: str) -> bool:
 
 def is_model(name: str) -> bool:
     """A published checkpoint, a variant, a file or a run."""
-    if is_placeholder(name) or name == BUILTIN.name or name.startswith("runs/") or find(name):
+    if is_placeholder(name) or name == BUILTIN.name or name.startswith("runs/") or name in NAMES:
         return True
     if name.endswith((".safetensors", ".npz")):
         return True
@@ -135,7 +143,7 @@ def things(tmp_path, monkeypatch):
     for name in ("photos", "my_jft", "flower_photos", "FOLDER"):
         (tmp_path / name).mkdir()
     (tmp_path / "mine.toml").touch()
-    runs.create(tmp_path / "runs" / "photos-2", load("digits/vit"), {}, resume=False)
+    runs.create(tmp_path / "runs" / "photos-2", load_config("digits/vit"), {}, resume=False)
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if not is_mention(line)])
@@ -167,9 +175,9 @@ def test_what_is_mentioned_of_a_verb_exists(line):
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_settings_are_taken(setting):
-    name, value = parse(setting.replace("'", ""))
+    name, value = parse_setting(setting.replace("'", ""))
     swept = isinstance(value, list) and name != "data.size"
-    put({}, f"sweep.{name}" if swept else name, value)
+    set_value({}, f"sweep.{name}" if swept else name, value)
     for one in value if swept else [value]:
         if name in ("model.init", "model.variant") and one:
             assert is_model(one), one
@@ -196,8 +204,8 @@ def test_models_that_are_named_exist(span):
     "span", [span for span in SPANS if re.fullmatch(r"[a-z0-9]+(/\w+)+", span)]
 )
 def test_recipes_that_are_named_exist(span):
-    folders = {name.partition("/")[0] for name in recipes()}
-    assert span.partition("/")[0] not in folders or span in recipes() or span in CATALOG
+    folders = {name.partition("/")[0] for name in recipe_names()}
+    assert span.partition("/")[0] not in folders or span in recipe_names() or span in CATALOG
 
 
 @pytest.mark.parametrize("page", ["README.md", "guide.md", "paper.md"])

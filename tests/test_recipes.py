@@ -13,14 +13,12 @@ from PIL import Image
 
 from vitrail import create, save, settings
 from vitrail import load as load_model
-from vitrail.config import Config
+from vitrail.config import RECIPES, Config, load_config, recipe_names, to_flat, to_toml
 from vitrail.data.catalog import CATALOG
 from vitrail.model.variants import describe
-from vitrail.settings import RECIPES, load, recipes, to_flat, to_toml
 from vitrail.training.train import train_config
 from vitrail.vtab.tasks import TASKS
-from vitrail.weights.published import PUBLISHED
-from vitrail.weights.published import find as published
+from vitrail.weights.published import NAMES, PUBLISHED
 
 ROOT = Path(__file__).parents[1]
 NEEDS_DATA = {"finetune/folder", "vtab/vit", "finetune/bit_hyperrule"}
@@ -31,7 +29,7 @@ def text_of(name: str) -> str:
 
 
 def flat(name: str) -> dict:
-    return dict(settings.flat(tomllib.loads(text_of(name))))
+    return dict(settings.flatten(tomllib.loads(text_of(name))))
 
 
 def as_read(value: object) -> object:
@@ -39,20 +37,20 @@ def as_read(value: object) -> object:
 
 
 def test_there_is_a_recipe_for_every_task():
-    assert len(recipes()) > 50
+    assert len(recipe_names()) > 50
     for name in ("finetune/folder", "digits/vit", "cifar10/vit", "flowers/vit", "flowers/resnet"):
-        assert name in recipes()
+        assert name in recipe_names()
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", recipe_names())
 def test_it_loads_and_comes_back_from_its_own_text(name, tmp_path):
-    config = load(name)
+    config = load_config(name)
     path = tmp_path / "config.toml"
     path.write_text(to_toml(config), encoding="utf-8")
-    assert load(path) == config
+    assert load_config(path) == config
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", recipe_names())
 def test_it_opens_with_the_paper_the_figure_and_the_cost(name):
     header = text_of(name).split("\n\n")[0]
     assert all(line.startswith("# ") for line in header.splitlines())
@@ -62,16 +60,16 @@ def test_it_opens_with_the_paper_the_figure_and_the_cost(name):
     assert max(map(len, text_of(name).splitlines())) <= 100
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", recipe_names())
 def test_it_holds_only_what_differs_from_the_defaults(name):
     defaults = to_flat(Config())
     for setting, value in flat(name).items():
         assert setting.startswith("sweep.") or as_read(defaults[setting]) != value, setting
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", recipe_names())
 def test_its_model_and_its_data_exist(name):
-    config = load(name)
+    config = load_config(name)
     if config.model.init:
         assert config.model.init in {row.name for row in PUBLISHED}
     else:
@@ -84,10 +82,10 @@ def test_its_model_and_its_data_exist(name):
     assert any(length) or config.train.hyperrule
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", recipe_names())
 def test_its_learning_rate_says_for_which_batch(name):
     lines = [line for line in text_of(name).splitlines() if line.startswith("lr = ")]
-    batch = load(name).train.batch
+    batch = load_config(name).train.batch
     assert all(f"batch {batch}" in line or "for every 256" in line for line in lines)
 
 
@@ -125,7 +123,7 @@ imagenet/l32     L/32      300 3e-3 cosine 0.3  0.1
 @pytest.mark.parametrize("row", TABLE_3.strip().splitlines())
 def test_pre_training_is_table_3(row):
     name, variant, epochs, lr, decay, weight_decay, dropout = row.split()
-    config = load(f"pretrain/{name}")
+    config = load_config(f"pretrain/{name}")
     model, train, optim = config.model, config.train, config.optim
     assert (model.variant, model.dropout) == (variant, float(dropout))
     assert (train.epochs, train.batch, config.data.size) == (float(epochs), 4096, 224)
@@ -159,7 +157,7 @@ TABLE_4 = {
 @pytest.mark.parametrize("name", TABLE_4)
 def test_fine_tuning_is_table_4(name):
     steps, grid, val, warmup = TABLE_4[name]
-    config = load(f"finetune/{name}")
+    config = load_config(f"finetune/{name}")
     assert (config.train.steps, config.data.val, config.optim.warmup) == (steps, val, warmup)
     assert config.sweep == {"optim.lr": grid}
     assert_papers_protocol(config)
@@ -173,7 +171,7 @@ def assert_papers_protocol(config: Config) -> None:
 
 
 def test_vtab_has_one_setting_for_all_tasks():
-    config = load("vtab/vit")
+    config = load_config("vtab/vit")
     assert (config.train.steps, config.optim.lr, config.data.size) == (2_500, 0.01, 384)
     assert (config.data.crop, config.augment.crop) == (0.0, "resize")
     assert config.sweep == {
@@ -186,16 +184,16 @@ def test_vtab_has_one_setting_for_all_tasks():
 
 @pytest.mark.parametrize(("name", "size"), [("l16_512", 512), ("h14_518", 518)])
 def test_the_largest_models_are_averaged_at_higher_resolution(name, size):
-    config = load(f"finetune/imagenet_{name}")
+    config = load_config(f"finetune/imagenet_{name}")
     assert (config.data.size, config.train.ema) == (size, 0.9999)
     assert not config.train.ema_ramp
-    variant = published(config.model.init).variant
+    variant = NAMES[config.model.init].variant
     assert size % int(variant.split("/")[1]) == 0
 
 
 def test_other_fine_tuning_is_at_384_pixels():
     for name in ("imagenet", "cifar10", "cifar100", "pets", "flowers102", "imagenet_resnet"):
-        config = load(f"finetune/{name}")
+        config = load_config(f"finetune/{name}")
         assert (config.data.size, config.train.ema, config.train.keep) == (384, 0.0, "last")
 
 
@@ -214,7 +212,7 @@ AUGREG = {
 @pytest.mark.parametrize("level", AUGREG)
 def test_augregs_levels(level):
     layers, magnitude, mixup = AUGREG[level]
-    config = load(f"pretrain/augreg/{level}")
+    config = load_config(f"pretrain/augreg/{level}")
     assert config.augment.randaugment_layers == layers
     assert config.augment.mixup == mixup
     assert magnitude is None or config.augment.randaugment_magnitude == magnitude
@@ -222,12 +220,12 @@ def test_augregs_levels(level):
     assert (optim.lr, optim.weight_decay, optim.warmup, optim.clip) == (1e-3, 0.1, 10_000, 1.0)
     assert (config.train.epochs, config.train.batch) == (300, 4096)
     others = {k: v for k, v in to_flat(config).items() if not k.startswith("augment.")}
-    same = {k: v for k, v in to_flat(load("pretrain/augreg/none")).items() if k in others}
+    same = {k: v for k, v in to_flat(load_config("pretrain/augreg/none")).items() if k in others}
     assert others == same
 
 
 def test_the_plain_baselines_differ_in_length_only():
-    runs = [load(f"pretrain/imagenet/s16_{epochs}ep") for epochs in (90, 150, 300)]
+    runs = [load_config(f"pretrain/imagenet/s16_{epochs}ep") for epochs in (90, 150, 300)]
     assert [run.train.epochs for run in runs] == [90, 150, 300]
     assert len({tuple(v for k, v in to_flat(r).items() if k != "train.epochs") for r in runs}) == 1
     config = runs[0]
@@ -240,15 +238,17 @@ def test_the_plain_baselines_differ_in_length_only():
 
 
 def test_the_flower_pair_differs_in_the_model_only():
-    vit, resnet = (to_flat(load(f"flowers/{name}")) for name in ("vit", "resnet"))
+    vit, resnet = (to_flat(load_config(f"flowers/{name}")) for name in ("vit", "resnet"))
     assert {k for k in vit if vit[k] != resnet[k]} == {"model.init"}
-    rows = [published(pair["model.init"]) for pair in (vit, resnet)]
+    rows = [NAMES[pair["model.init"]] for pair in (vit, resnet)]
     assert rows[0].data == rows[1].data == "ImageNet-21k"
 
 
-@pytest.mark.parametrize("name", [n for n in recipes() if "/bit_" in n and n.startswith("pre")])
+@pytest.mark.parametrize(
+    "name", [n for n in recipe_names() if "/bit_" in n and n.startswith("pre")]
+)
 def test_bits_own_pre_training(name):
-    config = load(name)
+    config = load_config(name)
     optim = config.optim
     assert (optim.name, optim.momentum, optim.warmup, optim.decay) == (
         *("sgd", 0.9, 5000, "staircase"),
@@ -258,13 +258,13 @@ def test_bits_own_pre_training(name):
 
 
 def test_digits_are_never_mirrored():
-    assert load("digits/vit").augment.flip is False
+    assert load_config("digits/vit").augment.flip is False
 
 
 def test_the_guide_lists_every_recipe():
     guide = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `([\w/]+)` \|", guide, re.M))
-    assert listed == set(recipes())
+    assert listed == set(recipe_names())
 
 
 def test_the_guide_gives_each_recipe_its_own_published_figure():
@@ -296,7 +296,7 @@ def weights(tmp_path_factory) -> dict[str, Path]:
 
 def shrunk(name: str, weights: dict[str, Path]) -> list[str]:
     """What makes a recipe's model small, and its run a single step."""
-    config = load(name)
+    config = load_config(name)
     given = [
         "train.steps=1",
         "train.batch=4",
@@ -320,9 +320,9 @@ def shrunk(name: str, weights: dict[str, Path]) -> list[str]:
     return [*given, f"data.size={2 * int(variant.partition('/')[2])}"]
 
 
-@pytest.mark.parametrize("name", recipes())
+@pytest.mark.parametrize("name", recipe_names())
 def test_its_first_step_runs_on_tiny_data(name, photos, weights, tmp_path):
-    config = load(name, [f"data.source={photos}", *shrunk(name, weights)])
+    config = load_config(name, [f"data.source={photos}", *shrunk(name, weights)])
     run = train_config(config, tmp_path / "run", device="cpu")
     events = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert {event["event"] for event in events} == {"train", "val"}

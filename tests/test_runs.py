@@ -4,15 +4,17 @@ import sys
 
 import pytest
 
+from vitrail.config import load_config
 from vitrail.errors import FailureError, VitrailError
-from vitrail.files import read_lines
-from vitrail.runs import Run, create, find, held, is_run, name_of, row, score
-from vitrail.settings import load
+from vitrail.files import read_json_lines
+from vitrail.runs import Run, create, find_runs, is_run, lock_folder, run_name
 
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    return create(tmp_path / "runs" / "one", load(), {"command": "vitrail train"}, resume=False)
+    return create(
+        tmp_path / "runs" / "one", load_config(), {"command": "vitrail train"}, resume=False
+    )
 
 
 def test_a_new_folder_says_what_it_is(run):
@@ -20,20 +22,20 @@ def test_a_new_folder_says_what_it_is(run):
     info = run.info()
     assert info["status"] == "running"
     assert info["command"] == "vitrail train"
-    assert load(run.folder / "config.toml") == load()
+    assert load_config(run.folder / "config.toml") == load_config()
 
 
 def test_events_after_a_step_are_forgotten(run):
     for step in (10, 20, 30):
-        run.event(event="train", step=step)
-    run.forget_after(20)
+        run.log_event(event="train", step=step)
+    run.drop_events_after(20)
     assert [event["step"] for event in run.events()] == [10, 20]
 
 
 def test_a_line_cut_short_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n' + "[" * 200_000 + '\n{"step": 2}\n{"st')
-    assert read_lines(path) == [{"step": 1}, {"step": 2}]
+    assert read_json_lines(path) == [{"step": 1}, {"step": 2}]
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 200_000])
@@ -45,26 +47,26 @@ def test_a_broken_run_json_counts_as_empty(run, text):
 def test_only_the_main_process_writes(run):
     other = Run(run.folder, writes=False)
     other.update(status="failed")
-    other.event(event="train", step=1)
+    other.log_event(event="train", step=1)
     other.say("nothing")
     assert run.info()["status"] == "running"
     assert run.events() == []
 
 
 def test_test_counts_before_val(run):
-    assert score(run) == (None, "val", 0)
+    assert run.score() == (None, "val", 0)
     run.update(best={"top1": 0.5, "n": 10})
-    assert score(run) == (0.5, "val", 10)
+    assert run.score() == (0.5, "val", 10)
     run.write_evaluation("test", {"top1": 0.25, "n": 4})
-    assert score(run) == (0.25, "test", 4)
-    assert row(run)["top1"] == 0.25
+    assert run.score() == (0.25, "test", 4)
+    assert run.summary()["top1"] == 0.25
 
 
 def test_runs_are_found_oldest_first(tmp_path):
     for name, started in {"b": "2026-01-02", "a": "2026-01-03", "c": "2026-01-01"}.items():
-        create(tmp_path / name, load(), {}, resume=False).update(started=started)
-    assert [run.folder.name for run in find(tmp_path)] == ["c", "b", "a"]
-    assert find(tmp_path / "nowhere") == []
+        create(tmp_path / name, load_config(), {}, resume=False).update(started=started)
+    assert [run.folder.name for run in find_runs(tmp_path)] == ["c", "b", "a"]
+    assert find_runs(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize(
@@ -82,11 +84,11 @@ def test_runs_are_found_oldest_first(tmp_path):
     ],
 )
 def test_a_folder_is_named_after_what_was_changed(recipe, settings, name):
-    assert name_of(recipe, settings) == name
+    assert run_name(recipe, settings) == name
 
 
 def test_long_names_are_cut_and_stay_apart():
-    one, other = (name_of("x", [f"data.source={'y' * 19}"] * 20 + [s]) for s in ("a=1", "a=2"))
+    one, other = (run_name("x", [f"data.source={'y' * 19}"] * 20 + [s]) for s in ("a=1", "a=2"))
     assert len(one) <= 120
     assert one != other
 
@@ -94,44 +96,44 @@ def test_long_names_are_cut_and_stay_apart():
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FailureError, match="cannot create"):
-        create(tmp_path / "file" / "run", load(), {}, resume=False)
+        create(tmp_path / "file" / "run", load_config(), {}, resume=False)
 
 
 def test_what_a_killed_session_was_writing_goes(run):
     (run.folder / ".last.pt.1.part").write_text("half")
-    create(run.folder, load(), {}, resume=True)
+    create(run.folder, load_config(), {}, resume=True)
     assert not list(run.folder.glob(".*.part"))
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_is_in_nobodys_way(run):
     run.update(status="failed", message="B/17 is not known")
-    run.event(event="train", step=1)
-    again = create(run.folder, load(), {}, resume=False)
+    run.log_event(event="train", step=1)
+    again = create(run.folder, load_config(), {}, resume=False)
     assert again.info()["status"] == "running"
     assert not again.events()
     run.update(status="failed")
     run.checkpoint.touch()
     with pytest.raises(VitrailError, match="holds a failed run"):
-        create(run.folder, load(), {}, resume=False)
+        create(run.folder, load_config(), {}, resume=False)
 
 
 def test_only_one_process_trains_in_a_folder(tmp_path):
     folder = tmp_path / "run"
-    code = "import sys; from pathlib import Path; from vitrail.runs import held\n"
-    code += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    code = "import sys; from pathlib import Path; from vitrail.runs import lock_folder\n"
+    code += "with lock_folder(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(folder)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(VitrailError, match=r"another process is training in .*run right now"):
-            held(folder).__enter__()
+            lock_folder(folder).__enter__()
         other.kill()
         other.wait()
-        with held(folder):  # what is killed holds nothing
+        with lock_folder(folder):  # what is killed holds nothing
             pass
 
 
 def test_an_existing_run_is_described(run):
     run.update(status="finished", best={"top1": 0.9412, "n": 100})
     with pytest.raises(VitrailError, match=r"holds a finished run \(94.12 %\)"):
-        create(run.folder, load(), {}, resume=False)
+        create(run.folder, load_config(), {}, resume=False)
     assert json.loads((run.folder / "run.json").read_text())["status"] == "finished"

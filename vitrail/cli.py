@@ -97,10 +97,10 @@ def models(pattern: str, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(rows, ensure_ascii=False))
         return
-    from vitrail.console import table
+    from vitrail.console import print_table
 
     columns = ("name", "parameters", "GMACs", "pixels", "tokens", "ImageNet top-1", "from")
-    table(columns, [models_row(row) for row in rows])
+    print_table(columns, [models_row(row) for row in rows])
 
 
 def models_row(row: dict[str, Any]) -> Sequence[str]:
@@ -186,12 +186,12 @@ def config(recipe: str, settings: tuple[str, ...]) -> None:
 
     The output is itself a recipe. Without RECIPE, lists the names of all recipes.
     """
-    from vitrail import settings as recipes
+    from vitrail import config as recipes
 
     if not recipe:
-        echo("\n".join(recipes.recipes()))
+        echo("\n".join(recipes.recipe_names()))
     else:
-        echo(recipes.to_toml(recipes.load(recipe, settings)), end="")
+        echo(recipes.to_toml(recipes.load_config(recipe, settings)), end="")
 
 
 @main.command()
@@ -249,13 +249,13 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
 
 def show_sweeps(result: dict[str, Any]) -> None:
     """Every seed, mean and deviation, and where the page is; several data sets as a table."""
-    from vitrail.console import table
+    from vitrail.console import print_table
     from vitrail.reporting.sweeps import tasks
 
     for one in result.get("sweeps", [result]):
         if "tasks" in one:
             found = tasks(one, one["name"])
-            table(found.columns, found.rows)
+            print_table(found.columns, found.rows)
             echo(found.note)
             continue
         for row in one["seeds"]:
@@ -616,17 +616,17 @@ def serve(
 @AS_JSON
 def runs(folder: str, as_json: bool) -> None:
     """List the runs in FOLDER (default: runs/)."""
-    from vitrail.console import table
-    from vitrail.runs import find, row
+    from vitrail.console import print_table
+    from vitrail.runs import find_runs
 
-    rows = [row(run) for run in find(Path(folder))]
+    rows = [run.summary() for run in find_runs(Path(folder))]
     if as_json:
         echo(json.dumps(rows, ensure_ascii=False))
         return
     if not rows:
         raise VitrailError(f"no runs below {folder}; `vitrail demo` makes one")
     columns = ("run", "status", "top-1", "n", "part", "parameters", "time", "started")
-    table(columns, [runs_row(row) for row in rows])
+    print_table(columns, [runs_row(row) for row in rows])
 
 
 def runs_row(row: dict[str, Any]) -> Sequence[str]:

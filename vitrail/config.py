@@ -5,11 +5,20 @@ defaults. A setting on the command line is one more line of that recipe (`optim.
 result is written to `config.toml` in the run folder, and that file is itself a recipe.
 """
 
+import ast
+import inspect
+import textwrap
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from vitrail.errors import VitrailError
+from vitrail import aliases
+from vitrail.errors import VitrailError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,59 +263,56 @@ class Config:
     """Settings that `vitrail sweep` tries, each with a list of values."""
 
     def __post_init__(self) -> None:
-        check(self)
+        _check(self)
 
 
-ABOVE_ZERO = ("train.batch", "train.masked_share", "optim.lr", "data.size", "system.log_steps")
-RATES = (
+# Checks
+
+_ABOVE_ZERO = ("train.batch", "train.masked_share", "optim.lr", "data.size", "system.log_steps")
+_RATES = (
     *("model.dropout", "model.drop_path", "data.val", "data.test", "augment.area"),
-    *(
-        "augment.erasing",
-        "augment.mixed",
-        "train.masked_share",
-        "train.label_smoothing",
-        "train.ema",
-        "optim.momentum",
-    ),
-    *("optim.beta1", "optim.beta2", "optim.layer_decay"),
+    *("augment.erasing", "augment.mixed", "train.masked_share", "train.label_smoothing"),
+    *("train.ema", "optim.momentum", "optim.beta1", "optim.beta2", "optim.layer_decay"),
 )
-MAY_BE_NEGATIVE = ("model.head_bias", "data.crop", "system.workers")
+_MAY_BE_NEGATIVE = ("model.head_bias", "data.crop", "system.workers")
+_LENGTHS = ("train.steps", "train.epochs", "train.minutes")
+"""Only one of these can be set: one in a recipe or on the command line unsets the others."""
 
 
-def check(config: Config) -> None:
-    """Nothing, or the first setting that cannot be meant, and what was expected."""
+def _check(config: Config) -> None:
+    """Raise an error about the first setting that makes no sense."""
     for section in ("model", "data", "augment", "train", "optim", "system"):
         for name, value in vars(getattr(config, section)).items():
-            if promise := promised(f"{section}.{name}", value):
-                raise VitrailError(f"{section}.{name} = {shown(value)}: expected {promise}")
-    for wrong, message in contradictions(config):
+            if expected := _out_of_range(f"{section}.{name}", value):
+                raise VitrailError(f"{section}.{name} = {toml_value(value)}: expected {expected}")
+    for wrong, message in _contradictions(config):
         if wrong:
             raise VitrailError(message)
 
 
-def promised(name: str, value: Any) -> str:
-    """What a number should have been; empty where it is that."""
+def _out_of_range(name: str, value: Any) -> str:
+    """What was expected of a number that is out of range; empty if it is not."""
     numbers = value if isinstance(value, tuple) else (value,)
     for number in numbers:
         if isinstance(number, (bool, str)):
             continue
         if not abs(number) < float("inf"):
             return "a finite number"
-        if name in ABOVE_ZERO and number <= 0:
+        if name in _ABOVE_ZERO and number <= 0:
             return "a number above zero"
-        if name in RATES and not 0 <= number <= 1:
+        if name in _RATES and not 0 <= number <= 1:
             return "a number from 0 to 1"
-        if name not in MAY_BE_NEGATIVE and number < 0:
+        if name not in _MAY_BE_NEGATIVE and number < 0:
             return "zero or more"
     return ""
 
 
-def contradictions(config: Config) -> list[tuple[bool, str]]:
-    """Settings that do not go together, and what to say about them."""
+def _contradictions(config: Config) -> list[tuple[bool, str]]:
+    """Combinations of settings that are errors: whether each is present, and its message."""
     model, data, train = config.model, config.data, config.train
     fixed = [name for name in ("hidden", "layer_scale") if getattr(model, name)]
     held_out = data.val + data.test
-    lengths = [name for name in ("steps", "epochs", "minutes") if getattr(train, name)]
+    lengths = [name for name in _LENGTHS if getattr(train, name.removeprefix("train."))]
     return [
         (
             bool(model.init and fixed),
@@ -314,18 +320,18 @@ def contradictions(config: Config) -> list[tuple[bool, str]]:
             "or leave model.init out",
         ),
         (held_out >= 1, f"data.val + data.test = {held_out:g} leaves nothing to learn from"),
-        (len(lengths) > 1, f"train.{' and train.'.join(lengths)} cannot both be set"),
+        (len(lengths) > 1, f"{' and '.join(lengths)} cannot both be set"),
         (
             train.freeze and not model.init,
-            "train.freeze needs weights to keep; name them with model.init",
+            "train.freeze needs trained weights; name them with model.init",
         ),
         (
             model.keep_head and not model.init,
             "model.keep_head needs weights with a head; name them with model.init",
         ),
         (
-            train.objective == "masked" and bool(label_settings(config)),
-            f"train.objective=masked has no labels; leave {' and '.join(label_settings(config))} "
+            train.objective == "masked" and bool(_label_settings(config)),
+            f"train.objective=masked has no labels; leave {' and '.join(_label_settings(config))} "
             "out",
         ),
         (
@@ -340,16 +346,19 @@ def contradictions(config: Config) -> list[tuple[bool, str]]:
             config.optim.name == "muon" and config.system.parallel == "fsdp",
             "optim.name=muon needs whole matrices; use system.parallel=ddp",
         ),
-        (max(config.optim.beta1, config.optim.beta2) == 1, "optim.beta1 and beta2 are below 1"),
+        (
+            max(config.optim.beta1, config.optim.beta2) == 1,
+            "optim.beta1 and optim.beta2 must be below 1",
+        ),
         (not 0 <= config.seed < 2**63, f"seed = {config.seed}: expected zero or more"),
     ]
 
 
 def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
-    """Settings that change nothing in a run, and the reason: whether it holds, and its words.
+    """Reasons why settings have no effect: whether each holds, its message, and the settings.
 
-    A name that ends in a dot stands for its section. Recipes and defaults may hold such settings;
-    who gives one explicitly expects an effect, hence `refuse_without_effect`.
+    A name that ends in a dot stands for its section. Recipes and defaults may hold such settings,
+    but a user who gives one expects an effect, hence `refuse_without_effect`.
     """
     model, data, augment, train = config.model, config.data, config.augment, config.train
     optim, system = config.optim, config.system
@@ -399,32 +408,32 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
 
 
 def refuse_without_effect(given: Mapping[str, Any], configs: Sequence[Config]) -> None:
-    """Stops at a given setting that changes none of the runs.
+    """Stop at a given setting that changes none of the runs.
 
-    One that switches off what does not take place anyway is obeyed: `augment.flip=false` with a
-    frozen backbone.
+    One that switches off what is off anyway is accepted: `augment.flip=false` with a frozen
+    backbone.
     """
     for name, value in given.items():
         if (not value and name != "train.ema_ramp") or value in ("none", "uniform"):
             continue
         reasons = [
-            [why for holds, why, names in without_effect(config) if holds and named(name, names)]
+            [why for holds, why, names in without_effect(config) if holds and _matches(name, names)]
             for config in configs
         ]
         if all(reasons):
             raise VitrailError(f"{name} has no effect with {reasons[0][0]}; leave one of them out")
-    lengths = [name for name in ("train.steps", "train.epochs", "train.minutes") if given.get(name)]
+    lengths = [name for name in _LENGTHS if given.get(name)]
     if len(lengths) > 1:
         raise VitrailError(f"{' and '.join(lengths)} cannot both be set; leave one of them out")
 
 
-def named(name: str, names: Sequence[str]) -> bool:
-    """Whether a setting is one of some, or in one of some sections."""
+def _matches(name: str, names: Sequence[str]) -> bool:
+    """Whether a setting is among the names, or in a section among them."""
     return any(name == one or (one.endswith(".") and name.startswith(one)) for one in names)
 
 
-def label_settings(config: Config) -> list[str]:
-    """Settings that only make sense with labels, of those that are set."""
+def _label_settings(config: Config) -> list[str]:
+    """The settings in use that only make sense with labels."""
     train, augment = config.train, config.augment
     values = {
         "model.hidden": config.model.hidden,
@@ -439,13 +448,312 @@ def label_settings(config: Config) -> list[str]:
     return [name for name, value in values.items() if value]
 
 
-def shown(value: Any) -> str:
-    """A value as TOML writes it; `vitrail config` and every error use this."""
+# Reading: recipes and settings on the command line
+
+RECIPES = Path(str(files("vitrail"))) / "recipes"
+_NO_FLIP: dict[str, Any] = {"augment.flip": False}
+_NO_CROP: dict[str, Any] = {"augment.crop": "none"}
+DATASET_SETTINGS: dict[str, dict[str, Any]] = {
+    "vtab/clevr_count": _NO_CROP,
+    "vtab/clevr_dist": _NO_CROP,
+    "vtab/dmlab": _NO_CROP,
+    "vtab/dsprites_loc": _NO_FLIP | _NO_CROP,
+    "vtab/dsprites_ori": _NO_FLIP,
+    "vtab/kitti_dist": _NO_CROP,
+    "vtab/smallnorb_azim": _NO_FLIP,
+}
+"""Settings that a data set implies: BiT (arXiv 1912.11370, section 3.3) neither mirrors nor crops
+VTAB's images where that changes the label."""
+
+
+def load_config(recipe: str | Path | None = None, settings: Sequence[str] = ()) -> Config:
+    """The `Config` of a recipe (a name, a path, or None for the defaults) with settings applied."""
+    given = [parse_setting(setting) for setting in settings]
+    written = {} if recipe is None else read_recipe(find_recipe(recipe))
+    values = with_dataset_settings(written, dict(given))
+    for name, value in given:
+        override_value(values, name, value)
+    return build_config(values)
+
+
+def override_value(values: dict[str, Any], name: str, value: Any) -> None:
+    """Set one value, which also takes it out of a sweep."""
+    set_value(values, name, value)
+    values.pop(f"sweep.{name}", None)
+
+
+def with_dataset_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's settings with those that its data set implies.
+
+    The recipe overrides what its own data set implies, but not what a given data set implies.
+    """
+    if "data.source" in given:
+        return {**recipe, **DATASET_SETTINGS.get(str(given["data.source"]), {})}
+    return {**DATASET_SETTINGS.get(recipe.get("data.source", ""), {}), **recipe}
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes inside the package."""
+    paths = (path.relative_to(RECIPES) for path in RECIPES.rglob("*.toml"))
+    return sorted(path.with_suffix("").as_posix() for path in paths)
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """The path of a recipe: a file, or the name of one inside the package."""
+    if (path := Path(recipe)).is_file():
+        return path
+    name = str(recipe).removesuffix(".toml")
+    if name in recipe_names():
+        return RECIPES / f"{name}.toml"
+    hint = did_you_mean(name, recipe_names()) or "; `vitrail config` lists them"
+    raise VitrailError(f"no recipe named '{recipe}'{hint}")
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The settings of a recipe as a flat dictionary, each value checked."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        pairs = flatten(tree)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise VitrailError(f"cannot read {path}: {error}") from None
+    except RecursionError:
+        raise VitrailError(f"cannot read {path}: it is nested too deeply") from None
+    values: dict[str, Any] = {}
+    try:
+        for name, value in pairs:
+            set_value(values, name, value)
+    except VitrailError as error:
+        raise VitrailError(f"{path}: {error}") from None
+    return values
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted names and values, in the order of the file."""
+    pairs = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            pairs += flatten(value, f"{prefix}{key}.")
+        else:
+            pairs.append((prefix + key, value))
+    return pairs
+
+
+def parse_setting(setting: str) -> tuple[str, Any]:
+    """`section.key=value`; the value is a TOML value, and a bare word is a string."""
+    name, equals, text = setting.partition("=")
+    name, text = aliases.setting(name.strip()), text.strip()
+    if not equals or not name:
+        raise VitrailError(f"'{setting}' is not a setting; expected section.key=value")
+    if _type_of(name) is str and not text.startswith(('"', "'", "[")):
+        return name, text
+    try:
+        return name, tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return name, text
+
+
+def set_value(values: dict[str, Any], name: str, value: Any) -> None:
+    """Check one setting and add it to `values`."""
+    name = aliases.setting(name)
+    if name.startswith("sweep."):
+        setting = name.removeprefix("sweep.")
+        if not isinstance(value, list) or not value:
+            raise VitrailError(f"{name} = {toml_value(value)}: expected a list of values to try")
+        values[name] = tuple(check_value(setting, item) for item in value)
+        return
+    values[name] = check_value(name, value)
+    if name in _LENGTHS and values[name]:
+        for other in _LENGTHS:
+            if other != name:
+                values.pop(other, None)
+
+
+def _type_of(name: str) -> Any:
+    known = schema()
+    if name.startswith("sweep."):
+        return tuple
+    if name not in known:
+        raise VitrailError(f"unknown setting '{name}'{_suggestion(name, list(known))}")
+    return known[name]
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    """The nearest setting; the same key in another section counts as near."""
+    last = name.rpartition(".")[2]
+    same = [other for other in known if other.rpartition(".")[2] == last]
+    return f"; did you mean '{same[0]}'?" if len(same) == 1 else did_you_mean(name, known)
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """The dotted name and the type of every setting, in the order of `Config`."""
+    types = get_type_hints(Config)
+    settings: dict[str, Any] = {}
+    for name, kind in types.items():
+        if is_dataclass(kind):
+            inner = get_type_hints(kind)
+            settings |= {f"{name}.{field.name}": inner[field.name] for field in fields(kind)}
+        elif name != "sweep":
+            settings[name] = kind
+    return settings
+
+
+def check_value(name: str, value: Any) -> Any:
+    """The value converted to the setting's type; an error says what was expected."""
+    kind = _type_of(name)
+    fitted = _fit(kind, value)
+    if fitted is None:
+        hint = "; a list is for `vitrail sweep`" if isinstance(value, list) else ""
+        raise VitrailError(f"{name} = {toml_value(value)}: expected {_expected(kind)}{hint}")
+    return fitted
+
+
+def _fit(kind: Any, value: Any) -> Any:
+    """The value as that type, or None; a whole number may stand for a float, and 1e3 for 1000."""
+    if isinstance(kind, UnionType):
+        return next(
+            (fitted for k in get_args(kind) if (fitted := _fit(k, value)) is not None), None
+        )
+    if get_origin(kind) is Literal:
+        value = aliases.VALUES.get(value, value) if isinstance(value, str) else None
+        return value if value in get_args(kind) else None
+    if get_origin(kind) is tuple:
+        return _fit_tuple(get_args(kind), value)
+    if kind in (bool, str):
+        return value if isinstance(value, kind) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if kind is float:
+        return float(value)
+    return int(value) if value == value // 1 else None
+
+
+def _fit_tuple(kinds: tuple[Any, ...], value: Any) -> Any:
+    """A list as a tuple of the right length and types, or None."""
+    if not isinstance(value, (list, tuple)):
+        return None
+    if kinds[-1] is not ... and len(value) != len(kinds):
+        return None
+    items = tuple(_fit(kinds[0], item) for item in value)
+    return None if None in items else items
+
+
+def _expected(kind: Any) -> str:
+    if isinstance(kind, UnionType):
+        return " or ".join(_expected(k) for k in get_args(kind))
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(word or '""' for word in get_args(kind))
+    if get_origin(kind) is tuple:
+        return "[rows, columns]" if get_args(kind)[-1] is int else "a list of numbers"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return names[kind]
+
+
+def build_config(values: Mapping[str, Any]) -> Config:
+    """The `Config` of checked settings with dotted names."""
+    sections: dict[str, Any] = {"sweep": {}}
+    for name, value in values.items():
+        section, dot, key = name.partition(".")
+        if dot:
+            sections.setdefault(section, {})[key] = value
+        else:
+            sections[section] = value
+    for name, kind in get_type_hints(Config).items():
+        if is_dataclass(kind) and name in sections:
+            sections[name] = kind(**sections[name])
+    return Config(**sections)
+
+
+def with_settings(config: Config, **changes: Any) -> Config:
+    """A copy with other values; dots in names are written `__`: `optim__lr=0.1`."""
+    values = to_flat(config)
+    for name, value in changes.items():
+        set_value(
+            values, name.replace("__", "."), list(value) if isinstance(value, tuple) else value
+        )
+    return build_config(values)
+
+
+# Writing
+
+
+def to_flat(config: Config) -> dict[str, Any]:
+    """The dotted name and the value of every setting, with those of the sweep."""
+    values: dict[str, Any] = {}
+    for name in schema():
+        section, dot, key = name.partition(".")
+        values[name] = getattr(getattr(config, section), key) if dot else getattr(config, section)
+    return values | {f"sweep.{name}": tried for name, tried in config.sweep.items()}
+
+
+def changed_settings(config: Config, base: Config | None = None) -> list[str]:
+    """The settings that differ from the defaults, or from `base`, as `section.key=value`."""
+    before = to_flat(base or Config())
+    return [
+        f"{name}={value if _is_bare(value) else toml_value(value)}"
+        for name, value in to_flat(config).items()
+        if before.get(name) != value
+    ]
+
+
+def _is_bare(value: Any) -> bool:
+    """Whether a value is text that needs no quotes on a command line."""
+    if not isinstance(value, str) or not value.isprintable():
+        return False
+    return value == value.strip() and not value.startswith(('"', "'", "["))
+
+
+def to_toml(config: Config) -> str:
+    """A recipe of every setting, each with its explanation as a comment."""
+    lines: list[str] = []
+    section = ""
+    for name, value in to_flat(config).items():
+        here, dot, key = name.partition(".")
+        if dot and here != section:
+            lines += ["", f"[{here}]"]
+            section = here
+        explained = " ".join(filter(None, (_choices(name), explanations().get(name, ""))))
+        comment = f"  # {explained}" if explained else ""
+        # Names under [sweep] are dotted settings, and would make tables of their own.
+        shown_key = f'"{key}"' if here == "sweep" else key if dot else here
+        lines.append(f"{shown_key} = {toml_value(value)}{comment}")
+    return "\n".join(lines) + "\n"
+
+
+def _choices(name: str) -> str:
+    kind = schema().get(name)
+    return f"{' | '.join(map(toml_value, get_args(kind)))}." if get_origin(kind) is Literal else ""
+
+
+@cache
+def explanations() -> dict[str, str]:
+    """The docstring below each setting, in one line."""
+    texts = _docstrings(Config)
+    for name, kind in get_type_hints(Config).items():
+        if is_dataclass(kind) and isinstance(kind, type):
+            texts |= {f"{name}.{key}": text for key, text in _docstrings(kind).items()}
+    return texts
+
+
+def _docstrings(kind: type) -> dict[str, str]:
+    """Attribute → the string literal that follows it, which Python itself does not keep."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    texts = {}
+    for line, after in zip(body.body, body.body[1:], strict=False):
+        match line, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=text)):
+                texts[name] = " ".join(str(text).split())
+    return texts
+
+
+def toml_value(value: Any) -> str:
+    """A value in TOML; `vitrail config` and every error use this."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     return repr(value)

@@ -1,4 +1,7 @@
-"""Everything said to a person: progress on stderr, drawn on a terminal, in lines in a log."""
+"""Terminal output: messages and progress on stderr, results on stdout, how numbers are written.
+
+Progress is drawn on a terminal; elsewhere it is a line now and then.
+"""
 
 import os
 import re
@@ -10,21 +13,21 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
-EVERY = 30.0
-"""Seconds between two lines of progress where there is no terminal."""
+LOG_INTERVAL = 30.0
+"""Seconds between two lines of progress without a terminal."""
 UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal would obey rather than show: control characters, and those that turn the
-direction of writing around."""
+"""What a terminal would obey rather than show: control characters, and those that reverse the
+direction of writing."""
 
 
 @runtime_checkable
 class Advance(Protocol):
-    """Moves a progress bar on; `total` is told as soon as it is known."""
+    """Moves a progress bar on; `total` is given as soon as it is known."""
 
     def __call__(self, amount: int, total: int | None = None) -> None: ...
 
 
-class LogLines:
+class _LogLines:
     """Progress without a terminal: a line every half minute."""
 
     def __init__(self, title: str, unit: Callable[[int], str] = "{:,}".format) -> None:
@@ -36,17 +39,17 @@ class LogLines:
         self.done += amount
         self.total = total or self.total
         if self.is_due():
-            say(f"{self.title}  {self.reached()}")
+            say(f"{self.title}  {self.progress()}")
 
     def is_due(self) -> bool:
-        """Whether it is time for a line; that of now counts as written."""
+        """Whether it is time for a line, which then counts as written."""
         now = time.monotonic()
-        if now - self.last < EVERY:
+        if now - self.last < LOG_INTERVAL:
             return False
         self.last = now
         return True
 
-    def reached(self) -> str:
+    def progress(self) -> str:
         """`1,280 of 2,936 (44 %), 2 min left`."""
         if not self.total:
             return self.unit(self.done)
@@ -62,53 +65,56 @@ def log_progress(
     title: str, visible: bool = True, unit: Callable[[int], str] = "{:,}".format
 ) -> Advance:
     """Lines in a log; nothing on a terminal, where another bar is shown."""
-    return (
-        LogLines(title, unit) if visible and not on_terminal() else lambda amount, total=None: None
-    )
+    if visible and not _on_terminal():
+        return _LogLines(title, unit)
+    return lambda amount, total=None: None
 
 
-def on_terminal() -> bool:
-    """Whether progress can be drawn."""
+def _on_terminal() -> bool:
     from rich.console import Console
 
     return Console(stderr=True).is_terminal
 
 
-def byte_size(size: int) -> str:
-    """A number of bytes as a person reads it."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
-
-
 @contextmanager
-def byte_progress(title: str) -> Iterator[Advance]:
-    """A bar with size, speed and time left while a file is fetched; plain lines in a log."""
+def _bar(title: str, *columns: Any, transient: bool) -> Iterator[Advance]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    if not on_terminal():
-        say(f"fetching {title}")
-        yield log_progress(f"fetching {title}", unit=byte_size)
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    name = TextColumn("{task.description}", markup=False)
+    console = Console(stderr=True)
+    with Progress(name, BarColumn(), *columns, console=console, transient=transient) as progress:
         task = progress.add_task(escaped(title), total=None)
 
         def advance(amount: int, total: int | None = None) -> None:
             progress.update(task, advance=amount, total=total)
 
+        yield advance
+
+
+@contextmanager
+def byte_progress(title: str) -> Iterator[Advance]:
+    """A bar with size, speed and time left of a download; lines in a log."""
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    if not _on_terminal():
+        say(f"fetching {title}")
+        yield log_progress(f"fetching {title}", unit=byte_size)
+        return
+    columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with _bar(title, *columns, transient=False) as advance:
+        yield advance
+
+
+@contextmanager
+def count_progress(title: str, visible: bool = True) -> Iterator[Advance]:
+    """A bar that counts images; lines in a log."""
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
+    if not visible or not _on_terminal():
+        yield log_progress(title, visible)
+        return
+    with _bar(title, MofNCompleteColumn(), TimeRemainingColumn(), transient=True) as advance:
         yield advance
 
 
@@ -130,7 +136,7 @@ class TrainingBar:
             *columns, console=console, disable=not (visible and console.is_terminal)
         )
         self.task = self.progress.add_task("", total=None, figures="")
-        self.lines = LogLines("") if visible and not console.is_terminal else None
+        self.lines = _LogLines("") if visible and not console.is_terminal else None
         self.figures = ""
 
     def __enter__(self) -> "TrainingBar":
@@ -141,51 +147,35 @@ class TrainingBar:
         self.progress.stop()
 
     def update(self, step: int, total: int, figures: Mapping[str, Any]) -> None:
-        """Shows where a run is; `figures` is a line of metrics.jsonl."""
+        """Show the state of a run; `figures` is a line of metrics.jsonl."""
         speed = figures["images_per_second"]
         left = (total - step) * figures["seconds"] / max(step, 1)
         parts = [f"loss {figures['loss']:.3f}", f"lr {figures['lr']:.2g}", f"{speed:,.0f} img/s"]
         if figures["mfu"] is not None:
             parts.append(f"MFU {100 * figures['mfu']:.0f} %")
         self.figures = " · ".join(parts)
-        told = f"{self.figures} · eta {duration(left)}"
-        self.progress.update(self.task, completed=step, total=total, figures=told)
+        text = f"{self.figures} · eta {duration(left)}"
+        self.progress.update(self.task, completed=step, total=total, figures=text)
 
     def step(self, step: int, total: int, seconds: float) -> None:
         """A line in a log now and then, after `seconds` of training."""
         if self.lines is not None and self.lines.is_due():
             left = f"eta {duration((total - step) * seconds / max(step, 1))}"
-            told = " · ".join(filter(None, (self.figures, left)))
-            say(f"{self.heading(step, total)}  {told}")
+            text = " · ".join(filter(None, (self.figures, left)))
+            say(f"{self.heading(step, total)}  {text}")
 
     def heading(self, step: int, total: int) -> str:
-        """How a line about a step begins, so that such lines stand in columns."""
+        """The beginning of a line about a step, padded so that lines align."""
         return f"step {step:>{len(str(total))}}/{total}"
 
 
-@contextmanager
-def count_progress(title: str, visible: bool = True) -> Iterator[Advance]:
-    """A bar that counts images; plain lines in a log."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
-
-    if not visible or not on_terminal():
-        yield log_progress(title, visible)
-        return
-    name = TextColumn("{task.description}", markup=False)
-    columns = (name, BarColumn(), MofNCompleteColumn(), Remaining())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(escaped(title), total=None)
-
-        def advance(amount: int, total: int | None = None) -> None:
-            progress.update(task, advance=amount, total=total)
-
-        yield advance
+def byte_size(size: int) -> str:
+    """`1.3 GB`, `24.5 MB`."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it: `48 s`, `12 min`, `3.4 h`, `2.1 days`."""
+    """`48 s`, `12 min`, `3.4 h`, `2.1 days`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
@@ -193,17 +183,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns on stdout, never cut: words to the left, numbers to the right."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print aligned columns, never truncated; all but the first and last are numbers."""
     import click
 
     shown = [[escaped(cell) for cell in row] for row in (columns, *rows)]
     widths = [max(map(width_of, column)) for column in zip(*shown, strict=True)]
-    words = {0, len(columns) - 1}
+    text = {0, len(columns) - 1}
 
     def line(row: Sequence[str]) -> str:
         cells = (
-            padded(cell, width, right=i not in words)
+            padded(cell, width, right=i not in text)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         return "  ".join(cells).rstrip()
@@ -215,22 +205,22 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def width_of(text: str) -> int:
-    """Columns of a terminal that a text takes: Chinese characters take two, accents none."""
+    """Terminal columns that a text takes: Chinese characters take two, accents none."""
     from rich.cells import cell_len
 
     return cell_len(text)
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """A text with spaces behind it, or before it, up to a width."""
+    """Pad with spaces on the right, or on the left, up to a width."""
     spaces = " " * (width - width_of(text))
     return spaces + text if right else text + spaces
 
 
 def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
-    """Lines to stdout, or to stderr; nothing in them reaches a terminal but what it can show.
+    """Print lines to stdout, or to stderr, with control characters escaped.
 
-    In JSON, and in a recipe, what is escaped stays the same text.
+    The escapes mean the same text in JSON and in TOML.
     """
     import click
 
@@ -238,28 +228,28 @@ def echo(text: str = "", *, err: bool = False, end: str = "\n") -> None:
 
 
 def escaped(text: str) -> str:
-    """One line, with `\\u001b` for the character that begins a terminal's commands, and so on."""
-    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """One line with control characters written as `\\u001b`."""
+    return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def say(line: str) -> None:
-    """One line to stderr, so that stdout holds results alone; from one process of several."""
+    """Print a line to stderr, which leaves stdout to results; only in the main process."""
     if is_main():
         sys.stderr.write(escaped(line) + "\n")
 
 
 def is_main() -> bool:
-    """Whether this process speaks for all that torchrun started."""
+    """Whether this is the main one of the processes that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def optional(module: str, purpose: str) -> ModuleType | None:
-    """A module of a package that an installation may lack; a line says what that costs."""
+def import_optional(module: str, purpose: str) -> ModuleType | None:
+    """Import a module whose package may have been removed; a line says what is skipped."""
     try:
         return import_module(f"vitrail.{module}")
     except ModuleNotFoundError as error:
         package = f"vitrail.{module.partition('.')[0]}"
         if not (error.name or "").startswith(package):
             raise
-        say(f"{purpose} left out: {package} is not installed")
+        say(f"{purpose} skipped: {package} is not installed")
         return None

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import FailureError, VitrailError
 
-# Dense half-precision matrix arithmetic, FLOP/s, from the makers' data sheets.
-PEAKS = {
+# Dense half-precision FLOP/s of matrix products, from the data sheets.
+_PEAK_FLOPS = {
     **{"H200": 989e12, "H100": 989e12, "H800": 989e12, "A100": 312e12, "A800": 312e12},
     **{"B200": 2250e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12},
     **{"RTX 4090": 165e12, "RTX 3090": 71e12, "V100": 125e12, "T4": 65e12, "A6000": 155e12},
@@ -31,7 +31,7 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Devices:
-    """This process's device, and its place among all processes."""
+    """This process's device, its precision and its rank among all processes."""
 
     device: torch.device
     precision: torch.dtype
@@ -40,11 +40,10 @@ class Devices:
 
     @property
     def main(self) -> bool:
-        """Whether this process is the one that writes and speaks."""
+        """Whether this is the process that writes and prints."""
         return self.rank == 0
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Arithmetic in the run's precision."""
         if self.precision is torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, self.precision)
@@ -64,44 +63,44 @@ class Devices:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so; all processes get the same answer."""
+        """Whether the flag is set in any process."""
         return self.largest(float(flag)) > 0
 
     def largest(self, value: float) -> float:
-        """The largest value of all processes."""
+        """The largest value of any process."""
         if self.world == 1:
             return value
         box = torch.tensor([value], dtype=torch.float64, device=self.device)
         dist.all_reduce(box, dist.ReduceOp.MAX)
         return box.item()
 
-    def union(self, found: dict[str, str]) -> dict[str, str]:
-        """What any process found."""
+    def union(self, values: dict[str, str]) -> dict[str, str]:
+        """The dictionaries of all processes merged."""
         if self.world == 1:
-            return found
+            return values
         parts: list[Any] = [None] * self.world
-        dist.all_gather_object(parts, found)
-        return {name: reason for part in parts for name, reason in part.items()}
+        dist.all_gather_object(parts, values)
+        return {key: value for part in parts for key, value in part.items()}
 
-    def shared(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The main process's value, in every process."""
         box = [value]
         if self.world > 1:
             dist.broadcast_object_list(box)
         return box[0]
 
-    def wait(self) -> None:
-        """Until all processes are here."""
+    def barrier(self) -> None:
+        """Wait for all processes."""
         if self.world > 1:
             dist.barrier()
 
     def synchronize(self) -> None:
-        """Until the device has done what it was given, so that a clock can be read."""
+        """Wait for the device to finish, so that a clock can be read."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def hardware(self) -> str:
-        """The machine in words."""
+        """`2 × NVIDIA H200`, or the processor and its cores."""
         count = f"{self.world} × " if self.world > 1 else ""
         if self.device.type == "cuda":
             return f"{count or '1 × '}{torch.cuda.get_device_name(self.device)}"
@@ -110,16 +109,16 @@ class Devices:
         )
 
     def peak(self) -> float | None:
-        """FLOP/s that all devices could do at best in half precision, where that is known."""
+        """Peak half-precision FLOP/s of all devices, if known."""
         if self.device.type != "cuda" or self.precision is torch.float32:
             return None
         name = torch.cuda.get_device_name(self.device)
-        found = next((peak for known, peak in PEAKS.items() if known in name), None)
-        return None if found is None else found * self.world
+        peak = next((peak for known, peak in _PEAK_FLOPS.items() if known in name), None)
+        return None if peak is None else peak * self.world
 
 
 def cores() -> int:
-    """Processor cores this process may use."""
+    """CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -137,65 +136,63 @@ def processor() -> str:
 
 @contextmanager
 def devices(
-    wish: str = "auto",
+    device: str = "auto",
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     deterministic: bool = False,
 ) -> Iterator[Devices]:
-    """This process's part of the machine; under torchrun, joined with the other processes."""
+    """Set up this process's device; under torchrun, join the process group."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = choose(wish)
-    started = False
-    if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        started = True
+    chosen = choose_device(device)
+    started = world > 1 and not dist.is_initialized()
+    if started:
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
-        # Numbers next to zero, which an optimizer's averages become, slow a processor a lot.
-        torch.set_flush_denormal(device.type == "cpu")
-        with determinism(deterministic), safe_attention():
-            yield Devices(device, choose_precision(device, precision), rank, world)
+        # Denormal numbers, which an optimizer's averages become, are slow on a CPU.
+        torch.set_flush_denormal(chosen.type == "cpu")
+        with _determinism(deterministic), _without_cudnn_attention():
+            yield Devices(chosen, _choose_precision(chosen, precision), rank, world)
     finally:
         torch.set_flush_denormal(False)
         if started:
             dist.destroy_process_group()
 
 
-def choose(wish: str) -> torch.device:
-    """The device that is asked for, or the best there is."""
-    if wish == "auto":
-        wish = "cuda" if torch.cuda.is_available() else "cpu"
-        if wish == "cpu" and torch.backends.mps.is_available():
-            wish = "mps"
+def choose_device(name: str) -> torch.device:
+    """The named device; auto is the best there is."""
+    if name == "auto":
+        mps = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else mps
     try:
-        device = torch.device(wish)
+        device = torch.device(name)
     except RuntimeError:
-        raise VitrailError(f"--device {wish}: expected auto, cpu, cuda, cuda:1 or mps") from None
-    local = int(os.environ.get("LOCAL_RANK", 0))
+        raise VitrailError(f"--device {name}: expected auto, cpu, cuda, cuda:1 or mps") from None
     if device.type == "cuda":
-        there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        number = device.index if device.index is not None else local
-        if number >= there:
-            raise VitrailError(f"--device {wish}: this machine has {there} GPUs; use --device cpu")
-        torch.cuda.set_device(number)
-        return torch.device("cuda", number)
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        index = local_rank if device.index is None else device.index
+        if index >= gpus:
+            raise VitrailError(f"--device {name}: this machine has {gpus} GPUs; use --device cpu")
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise VitrailError("--device mps: there is no Apple GPU here; use --device cpu")
+        raise VitrailError("--device mps: this machine has no Apple GPU; use --device cpu")
     return device
 
 
-def choose_precision(device: torch.device, wish: str) -> torch.dtype:
-    """The arithmetic that is asked for; auto is bfloat16 where a GPU has it."""
-    if wish == "auto":
+def _choose_precision(device: torch.device, precision: str) -> torch.dtype:
+    """The named precision; auto is bfloat16 on a GPU that supports it."""
+    if precision == "auto":
         capable = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if capable else torch.float32
-    return getattr(torch, wish)
+    return getattr(torch, precision)
 
 
 @contextmanager
-def safe_attention() -> Iterator[None]:
-    """Without cuDNN's attention, the default on Hopper GPUs since torch 2.11.
+def _without_cudnn_attention() -> Iterator[None]:
+    """Disable cuDNN's attention, the default on Hopper GPUs since torch 2.11.
 
-    Its backward pass can give NaN at lengths such as 64 (pytorch/pytorch#196678); a 32-pixel image
-    in 4-pixel patches has just that many. The flash kernel takes its place, no slower.
+    Its backward pass can give NaN at lengths such as 64 (pytorch/pytorch#196678), which a 32-pixel
+    image in 4-pixel patches has. The flash kernel takes its place, no slower.
     """
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -206,9 +203,9 @@ def safe_attention() -> Iterator[None]:
 
 
 @contextmanager
-def determinism(wanted: bool) -> Iterator[None]:
-    """Deterministic kernels only, for as long as the block runs."""
-    if not wanted:
+def _determinism(enabled: bool) -> Iterator[None]:
+    """Use only deterministic kernels inside the block."""
+    if not enabled:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -220,8 +217,8 @@ def determinism(wanted: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def spread(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Devices) -> nn.Module:
-    """The task on its device, as copies that agree (DDP) or in parts (FSDP2)."""
+def parallelize(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Devices) -> nn.Module:
+    """The task on its device, replicated (DDP) or sharded (FSDP2)."""
     if where.world == 1:
         return task.to(where.device)
     if parallel == "ddp":
@@ -232,7 +229,7 @@ def spread(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Devices) ->
         return DistributedDataParallel(task, device_ids=ids, gradient_as_bucket_view=True)
     mesh = dist.init_device_mesh(where.device.type, (where.world,))
     # Block by block onto the devices: the whole model may be larger than any of them.
-    for block in blocks_of(task):
+    for block in _blocks(task):
         fully_shard(block, mesh=mesh)
     # The model is the outermost part, so that it can be evaluated without its objective, unless
     # the objective has parameters of its own, such as a mask token.
@@ -242,24 +239,25 @@ def spread(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Devices) ->
 
 
 def reshard(model: nn.Module) -> None:
-    """Lets go of what a pass without gradients gathered; its weights are parts again."""
+    """Free the weights that a pass without gradients gathered."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def blocks_of(task: nn.Module) -> list[nn.Module]:
+def _blocks(task: nn.Module) -> list[nn.Module]:
     """The parts that are gathered one at a time: transformer blocks, or stages of a ResNet."""
-    found: list[nn.Module] = []
-    for name, module in task.named_modules():
-        if name.rpartition(".")[2] in ("blocks", "stages"):
-            found += module.children()
-    return found
+    return [
+        block
+        for name, module in task.named_modules()
+        if name.rpartition(".")[2] in ("blocks", "stages")
+        for block in module.children()
+    ]
 
 
 @contextmanager
-def syncing(task: nn.Module, last: bool) -> Iterator[None]:
-    """Gradients travel between processes only with the last part of a batch."""
+def sync_gradients(task: nn.Module, last: bool) -> Iterator[None]:
+    """Synchronize gradients only with the last microbatch of a batch."""
     if isinstance(task, DistributedDataParallel) and not last:
         with task.no_sync():
             yield
@@ -271,14 +269,14 @@ def syncing(task: nn.Module, last: bool) -> Iterator[None]:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's number, and how many there are."""
+    """This process's rank, and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
-def too_large(where: Devices) -> FailureError:
-    """What to do where working on fewer images at a time does not help."""
+def out_of_memory_error(where: Devices) -> FailureError:
+    """For when fewer images at a time do not help."""
     return FailureError(
         f"out of memory on {where.hardware()}; use a smaller model or data.size, "
         "system.recompute=true, or several devices with system.parallel=fsdp"
@@ -286,31 +284,31 @@ def too_large(where: Devices) -> FailureError:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Forget earlier peaks, where the system can; elsewhere the peak is that of the process."""
+    """Reset the peak of `peak_memory`, if the system can."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError, AttributeError):
-        # What is free but was not given back to the system would hide the next rise.
+        # Freed memory that was not returned to the system would hide the next rise.
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: those that tensors had on a GPU at most; elsewhere the process's largest size."""
+    """Peak bytes of tensors on a GPU; elsewhere the peak resident size of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if _STATUS.exists():
-        # Unlike getrusage's, this figure can be reset.
+        # Unlike that of getrusage, this figure can be reset.
         text = _STATUS.read_text(encoding="utf-8", errors="replace")
         line = next((line for line in text.splitlines() if line.startswith("VmHWM:")), "")
         if line:
             return 1024 * int(line.split()[1])
-    return largest_size()
+    return peak_rss()
 
 
-def largest_size() -> int:
-    """The process's largest size ever, in bytes; zero where the system has no such figure."""
+def peak_rss() -> int:
+    """Peak resident size of the process in bytes; zero if the system has no such figure."""
     try:
         import resource
     except ImportError:  # Windows
@@ -320,18 +318,18 @@ def largest_size() -> int:
 
 
 def energy(device: torch.device) -> float | None:
-    """Joules that a GPU has taken since its driver was loaded; None where the driver has no count.
+    """Joules that a GPU has used since its driver was loaded; None if the driver has no count.
 
-    It is asked directly, through the library that comes with it, so nothing needs installing.
+    Read through NVML, which comes with the driver, so that nothing needs installing.
     """
-    library = driver() if device.type == "cuda" else None
+    library = _nvml() if device.type == "cuda" else None
     if library is None:
         return None
-    return counted(library, str(torch.cuda.get_device_properties(device).uuid))
+    return read_energy(library, str(torch.cuda.get_device_properties(device).uuid))
 
 
-def counted(library: Any, uuid: str) -> float | None:
-    """Joules of the GPU with that number; every answer but zero is a refusal."""
+def read_energy(library: Any, uuid: str) -> float | None:
+    """Joules of the GPU with that UUID; any return code but zero is a refusal."""
     handle, millijoules = ctypes.c_void_p(), ctypes.c_ulonglong()
     name = f"GPU-{uuid.removeprefix('GPU-')}"
     if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)):
@@ -342,8 +340,7 @@ def counted(library: Any, uuid: str) -> float | None:
 
 
 @cache
-def driver() -> ctypes.CDLL | None:
-    """NVIDIA's management library, ready to be asked."""
+def _nvml() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

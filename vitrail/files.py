@@ -1,8 +1,8 @@
-"""Files: written whole or not at all, and fetched over HTTP.
+"""Files: written whole or not at all, and downloaded over HTTP.
 
-A download grows as `name.part`, and takes its name only once its length, and every hash that its
-server or its name gives, agree. An interrupted one continues where it stopped, as long as the
-server vouches that the file is still the same.
+A download grows as `name.part`, and takes its name only once its length and every hash that its
+server or its name gives agree. An interrupted one continues where it stopped, as long as the
+server confirms that the file is still the same.
 """
 
 import base64
@@ -28,42 +28,131 @@ from safetensors import SafetensorError
 from vitrail.console import Advance, byte_progress, byte_size, log_progress, say
 from vitrail.errors import FailureError, VitrailError, one_line
 
-CHUNK = 1 << 20
-"""The most bytes read at once."""
+_CHUNK = 1 << 20
+
+
+# Reading and writing
+
+
+@contextmanager
+def write_errors(path: Path, hint: str = "") -> Iterator[None]:
+    """Turn trouble with the disk into one line about the file."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise FailureError(f"cannot write {path} ({one_line(error)}){hint}") from None
+
+
+def atomic_write(
+    path: Path, save: Callable[[Path], object], *, previous: Path | None = None
+) -> None:
+    """Let `save` write a temporary file beside `path`, then rename it to `path`.
+
+    The file that was there is kept as `previous`, if given.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with write_errors(path, "; free some space or choose another place"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.touch()
+            mode = part.stat().st_mode  # what the umask allows; safetensors makes files private
+            save(part)
+            part.chmod(mode)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
+            if previous is not None and path.exists():
+                path.replace(previous)
+            part.replace(path)
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    atomic_write(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object as JSON; an empty one deletes the file."""
+    if value:
+        write_text(path, json.dumps(value, indent=2, ensure_ascii=False))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty if the file is missing or broken."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON Lines file, without lines that are broken."""
+    values = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError, RecursionError):
+            values.append(json.loads(line))
+    return [value for value in values if isinstance(value, dict)]
+
+
+def append_line(path: Path, line: str) -> None:
+    with write_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def move(path: Path, target: Path) -> None:
+    with write_errors(target):
+        path.replace(target)
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FailureError(f"cannot create {folder} ({one_line(error)})") from None
+
+
+# Downloads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long a server may be silent, and how often a broken connection is taken up again."""
+class RetryPolicy:
+    """How long a server may be silent, and how often to connect again."""
 
-    stall: float = 30.0
+    timeout: float = 30.0
     """Seconds without a byte after which a connection counts as broken."""
-    tries: int = 4
+    attempts: int = 4
     """Connections in a row that may bring nothing new."""
-    pause: float = 1.0
+    backoff: float = 1.0
     """Seconds to wait after the first broken connection; doubled after each further one."""
 
 
-PATIENCE = Patience()
+RETRIES = RetryPolicy()
 
 
-def cache() -> Path:
-    """Where fetched files are kept: `$VITRAIL_CACHE`, else `~/.cache/vitrail`."""
+def cache_folder() -> Path:
+    """Where downloads are stored: `$VITRAIL_CACHE`, else `~/.cache/vitrail`."""
     return Path(os.environ.get("VITRAIL_CACHE") or "~/.cache/vitrail").expanduser()
 
 
-def fetch_file(url: str, folder: Path | None = None, patience: Patience = PATIENCE) -> Path:
-    """The file behind an address, fetched unless `folder` (or the cache) has it already."""
-    target = place(url, folder or cache())
-    with on_disk(target):
-        fetched = target.exists()
-    if not fetched:
-        download(url, target, patience)
+def fetch_file(url: str, folder: Path | None = None, retries: RetryPolicy = RETRIES) -> Path:
+    """The file behind a URL, downloaded unless `folder` (by default the cache) has it already."""
+    target = cached_path(url, folder or cache_folder())
+    with disk_errors(target):
+        if target.exists():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with download_lock(target):
+        if not target.exists():  # another process may have been faster
+            _Download(url, target, retries).run()
     return target
 
 
-def place(url: str, folder: Path) -> Path:
-    """Where a file is kept: host and path count, since one bucket holds three `ViT-B_16.npz`."""
+def cached_path(url: str, folder: Path) -> Path:
+    """Where a download is stored, by host and path: one bucket has three `ViT-B_16.npz`."""
     parts = re.fullmatch(r"https?://([^/?#:]+(?::\d+)?)/([^?#]*[^/?#])(\?[^#]*)?(#.*)?", url)
     if not parts:
         raise VitrailError(
@@ -73,92 +162,138 @@ def place(url: str, folder: Path) -> Path:
     names = [host, *(unquote(name) for name in path.split("/"))]
     if query:
         names.insert(-1, hashlib.sha256(query.encode()).hexdigest()[:8])
-    # No name may climb out of the folder or upset a file system.
+    # No name may leave the folder or be invalid on some file system.
     plain = (re.sub(r"[^\w.+=-]", "_", name).lstrip(".") for name in names)
     return folder.joinpath(*filter(None, plain))
 
 
-def download(url: str, target: Path, patience: Patience) -> None:
-    """Brings the file to its place in the cache, unless another process does so first."""
-    with on_disk(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    with alone(target):
-        if target.exists():
-            return
-        part = Part(target)
-        with byte_progress(target.name) as advance:
-            headers = complete(url, part, patience, advance)
-        if damage := damage_of(part.path, hashes_of(target.name, headers)):
-            part.drop()
-            raise damaged(target.name, host_of(url), damage)
-        part.finish()
+class _Download:
+    """A file being downloaded: `name.part` has its bytes, `name.part.etag` the server's version."""
 
+    def __init__(self, url: str, target: Path, retries: RetryPolicy) -> None:
+        self.url, self.target, self.retries = url, target, retries
+        self.part = target.with_name(target.name + ".part")
+        self.etag = target.with_name(target.name + ".part.etag")
 
-def complete(url: str, part: "Part", patience: Patience, advance: Advance) -> Sequence[HTTPMessage]:
-    """Connects until the part is whole; gives up after several connections that brought nothing."""
-    start = most = part.size()
-    idle = 0
-    advance(start)
-    while True:
+    def run(self) -> None:
+        with byte_progress(self.target.name) as advance:
+            headers = self._complete(advance)
+        if mismatch := hash_mismatch(self.part, _known_hashes(self.target.name, headers)):
+            self._discard()
+            raise damage_error(self.target.name, host_of(self.url), mismatch)
+        with disk_errors(self.target):
+            self.part.replace(self.target)
+            self.etag.unlink(missing_ok=True)
+
+    def _complete(self, advance: Advance) -> Sequence[HTTPMessage]:
+        """Connect until the part is complete, or until several connections brought nothing new."""
+        start = most = self._size()
+        idle = 0
+        advance(start)
+        while True:
+            try:
+                return self._continue(advance)
+            except (OSError, HTTPException) as error:
+                idle = 0 if self._size() > most else idle + 1
+                most = max(most, self._size())
+                # Being offline is reported at once; a network lost half-way may come back.
+                if isinstance(error, URLError) and most == start:
+                    raise FailureError(
+                        f"cannot reach {host_of(self.url)} ({reason_of(error)}) and "
+                        f"{self.target.name} is not in {_short(self.target.parent)}; connect, or "
+                        "download it elsewhere and give its path"
+                    ) from error
+                if idle >= self.retries.attempts:
+                    raise FailureError(
+                        f"{host_of(self.url)} broke off {self.target.name} after "
+                        f"{byte_size(self._size())} ({reason_of(error)}); run again to continue "
+                        "from there, or download it elsewhere and give its path"
+                    ) from error
+                time.sleep(self.retries.backoff * 2**idle)
+
+    def _continue(self, advance: Advance) -> Sequence[HTTPMessage]:
+        """One connection's worth of bytes; raises unless they complete the part."""
+        redirects = _Redirects()
+        with self._connect(redirects) as response:
+            if response.headers.get_content_type() == "text/html":
+                raise VitrailError(
+                    f"{self.url} is a web page, not a file; give the address of the file itself"
+                )
+            before = self._size()
+            start, total = self._accept(response)
+            advance(start - before, total)
+            self._check_disk_space(total)
+            with disk_errors(self.part), self.part.open("ab") as file:
+                for chunk in _chunks(response):
+                    file.write(chunk)
+                    advance(len(chunk), total)
+        if total is not None and self._size() != total:
+            raise ConnectionError(f"{self._size():,} of {total:,} bytes came")
+        return (*redirects.headers, response.headers)
+
+    def _connect(self, redirects: "_Redirects") -> HTTPResponse:
+        """The server's response; a status worth another try becomes a `ConnectionError`."""
+        headers = {"User-Agent": "vitrail"}
+        if self._size() and self._version():
+            # The last byte once more: after the end of a complete part there is nothing to send.
+            headers |= {"Range": f"bytes={self._size() - 1}-", "If-Range": self._version()}
+        request = Request(quote(self.url, safe="/:?#[]@!$&'()*+,;=%~"), headers=headers)
         try:
-            return connection(url, part, patience.stall, advance)
-        except (OSError, HTTPException) as error:
-            idle = 0 if part.size() > most else idle + 1
-            most = max(most, part.size())
-            # Who is offline should hear so at once; a network lost half-way may come back.
-            if isinstance(error, URLError) and most == start:
-                raise unreachable(url, part.target, error) from error
-            if idle >= patience.tries:
-                raise broken(url, part, error) from error
-            time.sleep(patience.pause * 2**idle)
+            return build_opener(redirects).open(request, timeout=self.retries.timeout)
+        except HTTPError as error:
+            error.close()
+            if error.code == 416:  # the file has become shorter than the part
+                self._discard()
+            if error.code in {408, 416, 429} or error.code >= 500:
+                raise ConnectionError(f"{error.code} {one_line(error.reason)}") from error
+            raise VitrailError(
+                f"{host_of(self.url)} answers {error.code} {one_line(error.reason)} for "
+                f"{self.url}; check the address"
+            ) from error
+
+    def _accept(self, response: HTTPResponse) -> tuple[int, int | None]:
+        """Cut the part to what the response continues: its start, and the whole file's length."""
+        headers = response.headers
+        # What If-Range can compare: a strong ETag, else the date. With neither, no resuming.
+        etag = headers.get("ETag", "")
+        version = etag if etag.startswith('"') else headers.get("Last-Modified", "")
+        length = headers.get("Content-Length")
+        start, total = 0, int(length) if length else None
+        if response.status == 206:
+            sent = re.match(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
+            same = version in {"", self._version()}
+            if not sent or int(sent[1]) != self._size() - 1 or not same:
+                self._discard()
+                raise ConnectionError("it sent another part or version of the file")
+            start, total = int(sent[1]), int(sent[2])
+        with disk_errors(self.part):
+            self.part.touch()
+            os.truncate(self.part, start)
+            if start == 0:
+                self.etag.write_text(version)
+        return start, total
+
+    def _check_disk_space(self, total: int | None) -> None:
+        free = shutil.disk_usage(self.part.parent).free
+        if total is not None and total - self._size() > free:
+            raise FailureError(
+                f"{self.target.name} needs {byte_size(total - self._size())} more and "
+                f"{_short(self.part.parent)} has {byte_size(free)} left; free some space, or set "
+                "VITRAIL_CACHE to a folder on another disk"
+            )
+
+    def _size(self) -> int:
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def _version(self) -> str:
+        return self.etag.read_text() if self.etag.exists() else ""
+
+    def _discard(self) -> None:
+        self.part.unlink(missing_ok=True)
+        self.etag.unlink(missing_ok=True)
 
 
-def connection(url: str, part: "Part", stall: float, advance: Advance) -> Sequence[HTTPMessage]:
-    """One connection's worth of the part; raises unless that completes it."""
-    redirects = Redirects()
-    with connect(url, part, stall, redirects) as response:
-        refuse_page(url, response)
-        before = part.size()
-        start, total = part.accept(response)
-        advance(start - before, total)
-        check_room(part, total)
-        with on_disk(part.path), part.path.open("ab") as file:
-            for chunk in chunks(response):
-                file.write(chunk)
-                advance(len(chunk), total)
-    if total is not None and part.size() != total:
-        raise ConnectionError(f"{part.size():,} of {total:,} bytes came")
-    return (*redirects.headers, response.headers)
-
-
-def connect(url: str, part: "Part", stall: float, redirects: "Redirects") -> HTTPResponse:
-    """The server's answer; a status that is worth another try becomes a `ConnectionError`."""
-    address = quote(url, safe="/:?#[]@!$&'()*+,;=%~")
-    request = Request(address, headers={"User-Agent": "vitrail", **part.continuation()})
-    try:
-        return build_opener(redirects).open(request, timeout=stall)
-    except HTTPError as error:
-        error.close()
-        if error.code == 416:  # the file has become shorter than the part
-            part.drop()
-        if error.code in {408, 416, 429} or error.code >= 500:
-            raise ConnectionError(f"{error.code} {one_line(error.reason)}") from error
-        raise VitrailError(
-            f"{host_of(url)} answers {error.code} {one_line(error.reason)} for {url}; "
-            "check the address"
-        ) from error
-
-
-def chunks(response: HTTPResponse) -> Iterator[bytes]:
-    """The body as it comes. A broken connection is no `OSError` here: those are the disk's."""
-    try:
-        while chunk := response.read1(CHUNK):
-            yield chunk
-    except OSError as error:
-        raise HTTPException(reason_of(error)) from error
-
-
-class Redirects(HTTPRedirectHandler):
+class _Redirects(HTTPRedirectHandler):
     """Follows redirects to nothing less safe, and keeps their headers: a hub puts hashes there."""
 
     def __init__(self) -> None:
@@ -170,95 +305,42 @@ class Redirects(HTTPRedirectHandler):
         if urlsplit(newurl).scheme not in {req.type, "https"}:
             fp.close()
             raise VitrailError(
-                f"{req.full_url} leads to {newurl}; give an address that stays on https"
+                f"{req.full_url} redirects to {newurl}; give an address that stays on https"
             )
         self.headers.append(headers)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class Part:
-    """A file on its way: `name.part`, and in `name.part.etag` what its server calls the version."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-        self.path = target.with_name(target.name + ".part")
-        self.etag = target.with_name(target.name + ".part.etag")
-
-    def size(self) -> int:
-        return self.path.stat().st_size if self.path.exists() else 0
-
-    def version(self) -> str:
-        return self.etag.read_text() if self.etag.exists() else ""
-
-    def continuation(self) -> dict[str, str]:
-        """The headers that ask for the rest of this version, or for all of any other."""
-        if not (self.size() and self.version()):
-            return {}
-        # The last byte is asked for again: past the end of a whole part there is nothing to send.
-        return {"Range": f"bytes={self.size() - 1}-", "If-Range": self.version()}
-
-    def accept(self, response: HTTPResponse) -> tuple[int, int | None]:
-        """Keeps what the answer continues: where that begins, and the length of the whole file."""
-        version = version_of(response.headers)
-        length = response.headers.get("Content-Length")
-        start, total = 0, int(length) if length else None
-        if response.status == 206:
-            found = re.match(r"bytes (\d+)-\d+/(\d+)", response.headers.get("Content-Range", ""))
-            if not found or int(found[1]) != self.size() - 1 or version not in {"", self.version()}:
-                self.drop()
-                raise ConnectionError("it sent another part or version of the file")
-            start, total = int(found[1]), int(found[2])
-        with on_disk(self.path):
-            self.path.touch()
-            os.truncate(self.path, start)
-            if start == 0:
-                self.etag.write_text(version)
-        return start, total
-
-    def drop(self) -> None:
-        self.path.unlink(missing_ok=True)
-        self.etag.unlink(missing_ok=True)
-
-    def finish(self) -> None:
-        with on_disk(self.target):
-            self.path.replace(self.target)
-            self.etag.unlink(missing_ok=True)
-
-
-def version_of(headers: HTTPMessage) -> str:
-    """What `If-Range` may compare: a strong ETag, else the date. Without either: no resuming."""
-    etag = headers.get("ETag", "")
-    return etag if etag.startswith('"') else headers.get("Last-Modified", "")
+def _chunks(response: HTTPResponse) -> Iterator[bytes]:
+    """The body as it arrives; a broken connection is no `OSError`, since those are the disk's."""
+    try:
+        while chunk := response.read1(_CHUNK):
+            yield chunk
+    except OSError as error:
+        raise HTTPException(reason_of(error)) from error
 
 
 @contextmanager
-def alone(target: Path) -> Iterator[None]:
-    """Lets one process at a time fetch a file.
+def download_lock(target: Path) -> Iterator[None]:
+    """Let one process at a time download a file; others wait, and then find it.
 
-    A lock, rather than a temporary file for each process: whoever comes second waits and finds the
-    file, instead of fetching a gigabyte again; the part keeps a name that a later run can go on
-    from; and the system frees the lock when its holder dies. The lock file is never deleted: a
-    process waiting on the old one and a process creating a new one would both go ahead.
+    The lock file is never deleted: a process waiting on the old one and a process creating a new
+    one would both go ahead. The system releases the lock when its holder dies.
     """
     path = target.with_name(target.name + ".lock")
-    with on_disk(path):
+    with disk_errors(path):
         file = path.open("ab")
     with file:
-        with on_disk(path):
-            wait_for(file, target.name)
+        with disk_errors(path):
+            if not _try_lock(file):
+                say(f"waiting for another process that is fetching {target.name}")
+                while not _try_lock(file):
+                    time.sleep(0.2)
         yield
 
 
-def wait_for(file: IO[bytes], name: str) -> None:
-    """Returns once this process has the lock."""
-    if not locked(file):
-        say(f"waiting for another process that is fetching {name}")
-        while not locked(file):
-            time.sleep(0.2)
-
-
-def locked(file: IO[bytes]) -> bool:
-    """Takes the lock, or says that another process has it."""
+def _try_lock(file: IO[bytes]) -> bool:
+    """Take the lock unless another process has it."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -273,198 +355,66 @@ def locked(file: IO[bytes]) -> bool:
     return True
 
 
-# Checks.
+def _known_hashes(name: str, headers: Sequence[HTTPMessage]) -> dict[str, str]:
+    """The hashes that a file should have; of a sha256, perhaps only the first digits.
 
-
-def hashes_of(name: str, headers: Sequence[HTTPMessage]) -> dict[str, str]:
-    """What is known of a file's hashes; of a sha256, perhaps only its beginning.
-
-    A plain ETag is not among them: servers make it up of dates, or of the parts of an upload.
+    A plain ETag is not among them: servers derive it from dates, or from the parts of an upload.
     """
-    known = {}
+    hashes = {}
     # torch.hub's convention, `vit_b_16-c867db91.pth`; eight digits may also be a date.
     if named := re.search(r"-(?!20\d\d[01]\d[0-3]\d\.)([0-9a-f]{8,64})\.pth?$", name):
-        known["sha256"] = named[1]
+        hashes["sha256"] = named[1]
     for header in headers:
         if linked := re.search(r"\b[0-9a-f]{64}\b", header.get("X-Linked-Etag", "")):
-            known["sha256"] = linked[0]
+            hashes["sha256"] = linked[0]
         for value in header.get_all("x-goog-hash", []):
             if md5 := re.search(r"\bmd5=([\w+/]+=*)", value):
-                known["md5"] = base64.b64decode(md5[1]).hex()
-    return known
+                hashes["md5"] = base64.b64decode(md5[1]).hex()
+    return hashes
 
 
-def damage_of(path: Path, hashes: dict[str, str]) -> str:
-    """Which hash of a file is not what it should be, and how; nothing if all are."""
+def hash_mismatch(path: Path, hashes: dict[str, str]) -> str:
+    """The first hash of a file that is not as expected, in words; empty if all are."""
     for algorithm, expected in hashes.items():
         digest = hashlib.new(algorithm, usedforsecurity=False)
         advance = log_progress(f"checking {path.name.removesuffix('.part')}", unit=byte_size)
         with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
+            while chunk := file.read(_CHUNK):
                 digest.update(chunk)
                 advance(len(chunk), path.stat().st_size)
-        found = digest.hexdigest()
-        if not found.startswith(expected):
-            return f"{algorithm} {found[:8]}…, expected {expected[:8]}…"
+        actual = digest.hexdigest()
+        if not actual.startswith(expected):
+            return f"{algorithm} {actual[:8]}…, expected {expected[:8]}…"
     return ""
 
 
-def refuse_page(url: str, response: HTTPResponse) -> None:
-    """A page about a file is easily mistaken for the file, and would stay in the cache."""
-    if response.headers.get_content_type() == "text/html":
-        raise VitrailError(f"{url} is a web page, not a file; give the address of the file itself")
-
-
-def check_room(part: Part, total: int | None) -> None:
-    """Better no start than a full disk."""
-    free = shutil.disk_usage(part.path.parent).free
-    if total is not None and total - part.size() > free:
-        raise FailureError(
-            f"{part.target.name} needs {byte_size(total - part.size())} more and "
-            f"{short(part.path.parent)} has {byte_size(free)} left; free some space, or let "
-            "VITRAIL_CACHE name a folder on another disk"
-        )
+def damage_error(name: str, origin: str, mismatch: str) -> FailureError:
+    return FailureError(
+        f"{name} from {origin} was damaged ({mismatch}) and has been deleted; fetch it again"
+    )
 
 
 @contextmanager
-def on_disk(path: Path) -> Iterator[None]:
-    """Tells trouble with the disk from trouble with the network, which is worth another try."""
+def disk_errors(path: Path) -> Iterator[None]:
+    """Tell trouble with the disk from trouble with the network, which is worth another try."""
     try:
         yield
     except OSError as error:
         raise FailureError(
-            f"cannot use {short(path)} ({reason_of(error)}); free some space, or let "
-            "VITRAIL_CACHE name another folder"
+            f"cannot use {_short(path)} ({reason_of(error)}); free some space, or set "
+            "VITRAIL_CACHE to another folder"
         ) from error
 
 
-# What a user reads.
-
-
-def unreachable(url: str, target: Path, error: URLError) -> FailureError:
-    """Offline, or the server is."""
-    return FailureError(
-        f"cannot reach {host_of(url)} ({reason_of(error)}) and {target.name} is not in "
-        f"{short(target.parent)}; connect, or download it elsewhere and give its path"
-    )
-
-
-def broken(url: str, part: Part, error: Exception) -> FailureError:
-    """The server answers, but the file never comes whole."""
-    return FailureError(
-        f"{host_of(url)} broke off {part.target.name} after {byte_size(part.size())} "
-        f"({reason_of(error)}); run again to go on from there, or download it elsewhere and give "
-        "its path"
-    )
-
-
-def damaged(name: str, origin: str, damage: str) -> FailureError:
-    """The file came whole, but is not the one announced."""
-    return FailureError(
-        f"{name} from {origin} came damaged ({damage}) and was deleted; fetch it again"
-    )
-
-
 def reason_of(error: BaseException) -> str:
-    """One line about an error, whichever library it comes from."""
+    """One line about an error of any library."""
     return one_line(error.reason if isinstance(error, URLError) else error)
 
 
 def host_of(url: str) -> str:
-    """The server of an address, and its port where one is given."""
+    """Host and port."""
     return urlsplit(url).netloc
 
 
-def short(path: Path) -> str:
-    """A path as a person writes it."""
+def _short(path: Path) -> str:
     return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
-
-
-# On disk.
-
-
-def replace_with(
-    path: Path, save: Callable[[Path], object], *, previous: Path | None = None
-) -> None:
-    """Run `save` on a neighbour of `path`, then put that in its place.
-
-    The file that was there is kept as `previous`, where that is given.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()
-        mode = part.stat().st_mode  # what the user's umask allows; safetensors keeps files private
-        save(part)
-        part.chmod(mode)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())  # or a power cut could leave the name without the bytes
-        if previous is not None and path.exists():
-            path.replace(previous)
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise FailureError(
-            f"cannot write {path} ({one_line(error)}); free some space or choose another place"
-        ) from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """An object as a JSON file; an empty one leaves none, not even an older one."""
-    if not value:
-        path.unlink(missing_ok=True)
-    else:
-        text = json.dumps(value, indent=2, ensure_ascii=False)
-        replace_with(path, lambda part: part.write_text(text, "utf-8"))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file is missing or broken."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines."""
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            found.append(json.loads(line))
-        except (ValueError, RecursionError):
-            continue
-    return [value for value in found if isinstance(value, dict)]
-
-
-def write_text(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    replace_with(path, lambda part: part.write_text(text, encoding="utf-8"))
-
-
-def move(path: Path, target: Path) -> None:
-    """Puts a file in the place of another."""
-    try:
-        path.replace(target)
-    except OSError as error:
-        raise FailureError(f"cannot write {target} ({one_line(error)})") from None
-
-
-def append(path: Path, line: str) -> None:
-    """One line at the end of a file."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    except OSError as error:
-        raise FailureError(f"cannot write {path} ({one_line(error)})") from None
-
-
-def make_folder(folder: Path) -> None:
-    """The folder and those above it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FailureError(f"cannot create {folder} ({one_line(error)})") from None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vitrail.config import build_config, changed_settings, parse_setting, set_value, with_settings
 from vitrail.console import count_progress
 from vitrail.data import check as checking
 from vitrail.data.check import sheet as contact_sheet
@@ -12,8 +13,7 @@ from vitrail.data.dataset import Data
 from vitrail.data.opening import as_brought, open_parts
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
-from vitrail.files import replace_with, write_text
-from vitrail.settings import build, changed, parse, put, with_settings
+from vitrail.files import atomic_write, write_text
 from vitrail.training.resolve import Settings
 
 
@@ -43,18 +43,20 @@ def inspect_dataset(
     what: str | Path, options: CheckOptions, settings: Settings = ()
 ) -> dict[str, Any]:
     """What a data set holds and what is wrong with it: one entry for each thing that was asked."""
-    pairs = list(settings.items()) if isinstance(settings, Mapping) else map(parse, settings)
+    pairs = (
+        list(settings.items()) if isinstance(settings, Mapping) else map(parse_setting, settings)
+    )
     values: dict[str, Any] = {}
     for name, value in [("data.source", str(what)), *pairs]:
-        put(values, name, value)
+        set_value(values, name, value)
     about_duplicates = options.report or options.filtered or options.mirrored
     if about_duplicates and not (options.duplicates or options.against):
         raise VitrailError(
             "--report, --filtered and --mirrored need --duplicates or --against DATA"
         )
-    config = build(values)
+    config = build_config(values)
     brought = as_brought(what, unlabeled=not config.train.uses_labels)
-    data = whole = open_parts(config, changed(config), brought)
+    data = whole = open_parts(config, changed_settings(config), brought)
     if options.pack:
         # A store is split when it is opened, as the data itself would be.
         undivided = with_settings(config, data__val=0.0, data__test=0.0)
@@ -80,7 +82,7 @@ def inspect_dataset(
     if options.sheet:
         target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
         drawn = contact_sheet(data.part("train"))
-        replace_with(target, lambda part: drawn.save(part, format="JPEG", quality=88))
+        atomic_write(target, lambda part: drawn.save(part, format="JPEG", quality=88))
         result["sheet"] = str(target)
     if options.split:
         result["split"] = {name: list(part.names) for name, part in data.parts.items()}

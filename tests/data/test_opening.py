@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import contents, encoded, labeled, write, write_classes, write_tar
+from vitrail.config import load_config
 from vitrail.data.dataset import Data
 from vitrail.data.opening import open_data, open_parts
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
-from vitrail.settings import load
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ def test_a_folder_here_comes_before_a_name_of_the_catalog(tmp_path, capsys):
         assert open_data(where, val=0.0, test=0.0).labels == ("a", "b")
     line = "data     ./digits is used, not the catalog's data set of that name\n"
     assert capsys.readouterr().err == 2 * line
-    assert open_parts(load("digits/vit", ["data.val=0", "data.test=0"])).labels == ("a", "b")
+    assert open_parts(load_config("digits/vit", ["data.val=0", "data.test=0"])).labels == ("a", "b")
     assert capsys.readouterr().err == line
 
 

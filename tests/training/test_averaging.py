@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import vitrail
-from vitrail.settings import load
+from vitrail.config import load_config
 from vitrail.training.optim import EMA
 from vitrail.training.train import train_config
 
@@ -43,7 +43,7 @@ def test_the_model_has_the_averaged_weights_only_inside_the_block():
 def test_a_run_without_the_ramp_uses_its_factor_from_the_first_step(tmp_path):
     given = ["train.steps=2", "train.batch=8", "train.evaluations=0", "train.ema=1"]
     for ramp in (True, False):
-        config = load("digits/vit", [*given, f"train.ema_ramp={str(ramp).lower()}"])
+        config = load_config("digits/vit", [*given, f"train.ema_ramp={str(ramp).lower()}"])
         train_config(config, tmp_path / str(ramp), device="cpu", test=False)
     heads = {key: vitrail.load(tmp_path / key).head.weight for key in ("True", "False")}
     assert heads["True"].count_nonzero()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vitrail
-from vitrail import settings
+from vitrail.config import load_config
 from vitrail.data.opening import open_parts
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
@@ -30,7 +30,7 @@ def weights(tmp_path_factory) -> str:
 
 
 def build(*given: str, labels: tuple[str, ...] = DIGITS) -> vitrail.Classifier:
-    config = settings.load(None, [*SHORT, *given])
+    config = load_config(None, [*SHORT, *given])
     return build_model(config.model, config.data, labels)
 
 
@@ -54,7 +54,7 @@ def test_a_head_of_other_classes_cannot_be_kept(weights):
 
 def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weights, tmp_path):
     given = [*SHORT, f"model.init={weights}", "train.evaluations=0"]
-    begun = settings.load(None, [*given, "model.keep_head=true"])
+    begun = load_config(None, [*given, "model.keep_head=true"])
     run = train_config(begun, tmp_path, device="cpu")
     before = vitrail.load(run.folder).state_dict()
     info = run.info()
@@ -64,11 +64,11 @@ def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weight
     lines = [line for line in text.splitlines() if not line.startswith("keep_head")]
     (tmp_path / "config.toml").write_text("\n".join(lines))
     for _ in range(2):  # it is known the second time, too
-        train_config(settings.load(None, given), tmp_path, resume=True, device="cpu")
+        train_config(load_config(None, given), tmp_path, resume=True, device="cpu")
     after = vitrail.load(Run(tmp_path).folder).state_dict()
     assert all(x.equal(before[key]) for key, x in after.items())
 
 
 def test_stopping_early_needs_a_val_part():
     with pytest.raises(VitrailError, match=r"train.patience needs a val part"):
-        open_parts(settings.load(None, [*SHORT, "data.val=0", "train.patience=2"]))
+        open_parts(load_config(None, [*SHORT, "data.val=0", "train.patience=2"]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitrail import create, save
-from vitrail.devices import Devices, counted, energy, largest_size, peak_memory, reset_peak
+from vitrail.devices import Devices, energy, peak_memory, peak_rss, read_energy, reset_peak
 from vitrail.training import train as training
 from vitrail.training.cost import DAY, Meter, earlier_cost, exaflops
 from vitrail.training.objectives import build_objective
@@ -164,7 +164,7 @@ def test_the_peak_of_memory_is_that_since_it_was_reset():
     much = np.ones(200 << 20, dtype=np.uint8)
     risen = peak_memory(CPU.device)
     assert risen - before > 190 << 20
-    assert largest_size() > 190 << 20
+    assert peak_rss() > 190 << 20
     del much
     reset_peak(CPU.device)
     assert peak_memory(CPU.device) < risen - (150 << 20)
@@ -192,9 +192,9 @@ def driver(refusal: int = 0) -> SimpleNamespace:
 
 @pytest.mark.parametrize("uuid", ["1234", "GPU-1234"])
 def test_the_drivers_millijoules_are_joules(uuid):
-    assert counted(driver(), uuid) == 17.5
+    assert read_energy(driver(), uuid) == 17.5
 
 
 def test_a_driver_that_does_not_count_is_not_guessed_for():
-    assert counted(driver(refusal=3), "1234") is None
-    assert counted(driver(), "5678") is None
+    assert read_energy(driver(refusal=3), "1234") is None
+    assert read_energy(driver(), "5678") is None

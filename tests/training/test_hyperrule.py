@@ -2,9 +2,8 @@
 
 import pytest
 
-from vitrail.config import Config
+from vitrail.config import Config, check_value, load_config, with_settings
 from vitrail.data.opening import open_data
-from vitrail.settings import checked, load, with_settings
 from vitrail.training.build import apply_hyperrule
 from vitrail.training.optim import hyperrule
 
@@ -32,7 +31,7 @@ def test_small_pictures_are_shown_at_128_pixels_others_at_384(side, size):
 
 def test_every_setting_exists_and_has_the_right_type():
     for name, value in hyperrule(1000, 300.0).items():
-        assert checked(name, value) == value
+        assert check_value(name, value) == value
 
 
 def test_the_warm_up_is_that_of_the_released_code():
@@ -41,7 +40,7 @@ def test_the_warm_up_is_that_of_the_released_code():
 
 
 def test_the_recipe_holds_what_is_the_same_for_all_data():
-    config = load("finetune/bit_hyperrule")
+    config = load_config("finetune/bit_hyperrule")
     optim = config.optim
     assert (optim.name, optim.lr, config.train.batch) == ("sgd", 0.003, 512)
     assert (optim.momentum, optim.weight_decay, optim.clip) == (0.9, 0, 0)
@@ -51,20 +50,22 @@ def test_the_recipe_holds_what_is_the_same_for_all_data():
 
 def test_the_rule_fills_in_what_nobody_has_set():
     digits = open_data("digits")
-    config = apply_hyperrule(load("finetune/bit_hyperrule"), digits)
+    config = apply_hyperrule(load_config("finetune/bit_hyperrule"), digits)
     assert (config.train.steps, config.optim.warmup, config.data.size) == (500, 100, 128)
     assert not config.train.hyperrule
 
 
 def test_a_length_in_epochs_stays():
     config = apply_hyperrule(
-        load("finetune/bit_hyperrule", ["train.epochs=5"]), open_data("digits")
+        load_config("finetune/bit_hyperrule", ["train.epochs=5"]), open_data("digits")
     )
     assert (config.train.epochs, config.train.steps) == (5, 0)
 
 
 def test_what_a_user_sets_stays():
-    wish = load("finetune/bit_hyperrule", ["train.steps=7", "optim.lr=0.06", "data.size=160"])
+    wish = load_config(
+        "finetune/bit_hyperrule", ["train.steps=7", "optim.lr=0.06", "data.size=160"]
+    )
     config = apply_hyperrule(wish, open_data("digits"))
     assert (config.train.steps, config.optim.lr, config.data.size) == (7, 0.06, 160)
     assert config.optim.warmup == 100

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitrail.config import load_config
 from vitrail.data.loader import Batch
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, out_of_memory
-from vitrail.settings import load
 from vitrail.training.build import build_schedule
 from vitrail.training.checkpoint import TrainState
 from vitrail.training.loop import DivergedError, Loop
@@ -162,8 +162,8 @@ def test_a_time_budget_ends_at_its_last_step():
 
 
 def test_a_time_budget_counts_what_came_before_the_first_update():
-    config = load(None, ["train.minutes=0.5"])
+    config = load_config(None, ["train.minutes=0.5"])
     assert build_schedule(config, images=100, prepared=12.0).done(1, 9.0) == 0.5
     assert build_schedule(config, images=100, prepared=60.0).seconds == 3.0
-    in_steps = load(None, ["train.steps=5"])
+    in_steps = load_config(None, ["train.steps=5"])
     assert build_schedule(in_steps, 100, prepared=60.0) == build_schedule(in_steps, 100)

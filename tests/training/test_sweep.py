@@ -16,11 +16,10 @@ from tests.data.lists import write_lists
 from tests.data.pictures import write
 from vitrail import runs
 from vitrail.cli import main, show_sweeps
-from vitrail.config import Config
+from vitrail.config import Config, load_config, with_settings
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.reporting.sweeps import tables, tasks
 from vitrail.runs import Run
-from vitrail.settings import load, with_settings
 from vitrail.training.multi_dataset import whose
 from vitrail.training.resolve import resolve_config
 from vitrail.training.sweep import Trial, best_val, chosen, sweep
@@ -122,7 +121,7 @@ def test_every_task_is_retrained_on_its_thousand_and_tested_on_all_of_test(swept
     for task in swept.present:
         for seed, row in enumerate(task["seeds"]):
             run = Run(Path(row["run"]))
-            config = load(run.folder / "config.toml")
+            config = load_config(run.folder / "config.toml")
             assert run.info()["data"]["train"] == 1000
             assert run.info()["data"]["val"] is None
             assert run.evaluation("test")["top1"] == row["top1"]
@@ -132,7 +131,8 @@ def test_every_task_is_retrained_on_its_thousand_and_tested_on_all_of_test(swept
 
 def test_flips_are_a_setting_of_the_run_and_told(swept):
     flips = [
-        load(Path(task["seeds"][0]["run"]) / "config.toml").augment.flip for task in swept.present
+        load_config(Path(task["seeds"][0]["run"]) / "config.toml").augment.flip
+        for task in swept.present
     ]
     assert flips == [True, False]
     assert "on vtab/dsprites_ori (augment.flip=false)" in swept.said
@@ -243,7 +243,7 @@ def test_retraining_that_diverges_is_one_line_however_often_it_is_tried(place, t
 def trial(folder: Path, status: str, top1: float) -> Trial:
     """One that was evaluated once, and then ended like that."""
     run = runs.create(folder, Config(), {}, resume=False)
-    run.event(event="val", step=1, top1=top1, loss=1.0)
+    run.log_event(event="val", step=1, top1=top1, loss=1.0)
     run.update(status=status, message="loss is nan at step 2")
     return Trial({"optim.lr": top1}, {"digits": run})
 
@@ -265,8 +265,8 @@ def test_a_sweep_chooses_as_its_runs_do(tmp_path):
         run = runs.create(tmp_path / name, config, {}, resume=False)
         low = 0.2 if name == "a" else 0.5
         loss = 1.0 if name == "b" else 0.5
-        run.event(event="val", step=1, top1=0.9, balanced_accuracy=low / 2, loss=2.0)
-        run.event(event="val", step=2, top1=0.9 - low, balanced_accuracy=low, loss=loss)
+        run.log_event(event="val", step=1, top1=0.9, balanced_accuracy=low / 2, loss=2.0)
+        run.log_event(event="val", step=2, top1=0.9 - low, balanced_accuracy=low, loss=loss)
         run.update(status="finished")
         trials.append(Trial({"optim.lr": low}, {"digits": run}, balanced=True))
     assert [best_val(one.runs["digits"])["step"] for one in trials] == [2, 2, 2]
@@ -289,7 +289,7 @@ def test_a_task_that_comes_later_may_change_the_choice(place, tmp_path):
     assert second["absent"] == []
     assert second["chosen"] != first["chosen"]
     paths = [Path(result["tasks"][0]["seeds"][0]["run"]) for result in (first, second)]
-    assert [load(path / "config.toml").optim.lr for path in paths] == [
+    assert [load_config(path / "config.toml").optim.lr for path in paths] == [
         result["chosen"]["optim.lr"] for result in (first, second)
     ]
 
@@ -316,15 +316,15 @@ def test_a_grid_can_be_extended_in_the_same_folder(tmp_path, capsys):
     assert second["chosen"] == {"optim.lr": 0.1}
     assert (said.count("trial  "), said.count("retrain  ")) == (1, 1)
     (after,) = second["seeds"]
-    assert load(Path(after["run"]) / "config.toml").optim.lr == 0.1
-    assert load(Path(before["run"]) / "config.toml").optim.lr == 1e-6
+    assert load_config(Path(after["run"]) / "config.toml").optim.lr == 0.1
+    assert load_config(Path(before["run"]) / "config.toml").optim.lr == 1e-6
     assert str(tmp_path) in after["run"] != before["run"]
     # One more setting to try: what was trained with its present value is known.
     third, said = extended(optim_lr=[1e-6, 0.1], system_log_steps=[10, 1])
     assert len({trial["run"] for trial in third["trials"]}) == 4
     assert (said.count("trial  "), said.count("retrain  ")) == (2, 0)
     with pytest.raises(
-        VitrailError, match=r"was begun with .*train.steps=12, not .*train.steps=11"
+        VitrailError, match=r"was started with .*train.steps=12, not .*train.steps=11"
     ):
         extended(optim_lr=[0.1], train_steps=11)
 
@@ -390,11 +390,11 @@ def test_a_recipe_that_names_a_task_gets_its_settings_too(tmp_path):
     order = resolve_config(recipe)
     assert (order.config.augment.flip, order.config.augment.crop) == (False, "resize")
     assert order.changed == ()
-    assert load(recipe) == order.config
+    assert load_config(recipe) == order.config
     # Other data does not inherit what the recipe's had set for itself.
     assert resolve_config(recipe, ["data.source=vtab/pets"]).config.augment.flip is True
     assert resolve_config(recipe, ["data.source=vtab/dmlab"]).config.augment.crop == "none"
-    assert load(recipe, ["augment.flip=true"]).augment.flip is True
+    assert load_config(recipe, ["augment.flip=true"]).augment.flip is True
 
 
 def test_the_verb_config_shows_what_a_task_brings(capsys):

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from tests.data.lists import write_lists
 from tests.processes import start, together
+from vitrail.config import load_config
 from vitrail.devices import devices
 from vitrail.model import create
 from vitrail.runs import Run
-from vitrail.settings import load
 from vitrail.training.cost import DAY, Meter, earlier_cost
 from vitrail.training.hooks import Hooks
 from vitrail.training.loop import Loop
@@ -77,7 +77,7 @@ def alone(recipe) -> Path:
 
 def one(recipe: Path, out: Path, *settings: str, resume: bool = False) -> None:
     torch.set_num_threads(1)
-    train_config(load(recipe, settings), out, device="cpu", resume=resume)
+    train_config(load_config(recipe, settings), out, device="cpu", resume=resume)
 
 
 def again(recipe: Path, out: Path, *settings: str) -> None:
@@ -239,7 +239,7 @@ def test_torchrun_starts_the_same(recipe, alone, tmp_path):
 
 def numbered(recipe: Path, folder: Path) -> None:
     os.chdir(folder)
-    config = load(recipe, ["train.steps=1"])
+    config = load_config(recipe, ["train.steps=1"])
     with devices("cpu", "float32"):  # or a fast process would join the group that is just ending
         for _ in range(2):
             run = train_config(config, Path("runs/tiny"), numbered=True, device="cpu")
@@ -277,7 +277,7 @@ def look_for_tasks(folder: Path) -> None:
     rank = os.environ["RANK"]
     os.environ["VITRAIL_DATA"] = str(folder / rank)
     sources = '["vtab/dtd","vtab/pets","vtab/svhn"]'
-    config = load("vtab/vit", [f"sweep.data.source={sources}"])
+    config = load_config("vtab/vit", [f"sweep.data.source={sources}"])
     with devices("cpu") as where:
         there, absent = present(config, where, ())
     (folder / f"{rank}.json").write_text(json.dumps([there, list(absent)]))

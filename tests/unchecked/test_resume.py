@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from tests.processes import start
 from vitrail.cli import main
+from vitrail.config import load_config
 from vitrail.devices import devices
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
-from vitrail.settings import load
 from vitrail.training import checkpoint
 from vitrail.training import train as training
 from vitrail.training.train import train
@@ -75,7 +75,7 @@ def recipe(tmp_path) -> Path:
 
 def session(recipe: Path, out: Path, resume: bool, *settings: str) -> None:
     torch.set_num_threads(1)
-    training.train_config(load(recipe, settings), out, resume=resume, device="cpu")
+    training.train_config(load_config(recipe, settings), out, resume=resume, device="cpu")
 
 
 def complete(recipe: Path, out: Path, resume: bool, *settings: str) -> None:
@@ -199,7 +199,7 @@ def test_a_run_goes_on_with_its_own_settings_only(recipe, tmp_path):
 def test_a_run_folder_is_enough_to_resume(recipe, tmp_path):
     out = tmp_path / "run"
     train(recipe, ["train.steps=2"], out=out, device="cpu")
-    assert load(out / "config.toml").train.steps == 2
+    assert load_config(out / "config.toml").train.steps == 2
     Run(out).update(status="running")
     assert train(out, resume=True, device="cpu").folder == out
 

@@ -5,11 +5,11 @@ import pytest
 
 from tests.data.lists import write_lists
 from tests.data.pictures import contents, write
+from vitrail.config import DATASET_SETTINGS, load_config
 from vitrail.data.catalog import CATALOG, open_named
 from vitrail.data.dataset import ArraySource, Data
 from vitrail.data.opening import open_data, open_parts
 from vitrail.errors import FailureError, VitrailError
-from vitrail.settings import OWN, load
 from vitrail.vtab import tasks as vtab
 
 # Images of train, val and test that the public files of each data set have.
@@ -123,7 +123,7 @@ def test_a_large_class_of_caltech_does_not_crowd_the_others_out():
 
 
 def test_bit_leaves_flips_and_crops_out_where_they_change_the_label():
-    settings = {name.removeprefix("vtab/"): own for name, own in OWN.items()}
+    settings = {name.removeprefix("vtab/"): own for name, own in DATASET_SETTINGS.items()}
     assert settings.keys() <= vtab.TASKS.keys()
     no_flip, no_crop = {"augment.flip": False}, {"augment.crop": "none"}
     assert settings == {
@@ -181,7 +181,7 @@ def test_of_one_list_of_a_thousand_two_hundred_are_val(place, capsys):
 
 def test_retraining_takes_the_800_and_the_200(place):
     write_lists(place / "vtab" / "dtd", classes=47)
-    config = load(None, ["data.source=vtab/dtd", "data.train_on=train+val"])
+    config = load_config(None, ["data.source=vtab/dtd", "data.train_on=train+val"])
     assert len(open_parts(config).train.targets) == 1000
 
 

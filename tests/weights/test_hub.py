@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from vitrail.errors import VitrailError
-from vitrail.files import Patience, cache
+from vitrail.files import RetryPolicy, cache_folder
 from vitrail.weights.hub import fetch
 
-QUICK = Patience(stall=0.3, tries=3, pause=0.01)
+QUICK = RetryPolicy(timeout=0.3, attempts=3, backoff=0.01)
 BODY = bytes(range(256)) * 4000
 OTHER = bytes(reversed(range(256))) * 3000
 COMMIT = "c" * 40
@@ -216,10 +216,10 @@ def test_the_cache_is_where_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, site: Site, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "elsewhere"))
-    assert cache() == tmp_path / "elsewhere"
+    assert cache_folder() == tmp_path / "elsewhere"
     assert fetch(serve(site)).is_relative_to(tmp_path / "elsewhere")
     monkeypatch.delenv("VITRAIL_CACHE")
-    assert cache() == Path.home() / ".cache" / "vitrail"
+    assert cache_folder() == Path.home() / ".cache" / "vitrail"
 
 
 @pytest.mark.parametrize("fault", ["truncate", "stall"])
@@ -299,14 +299,14 @@ def test_a_server_that_only_stalls_is_reported(site: Site, tmp_path: Path) -> No
 def test_a_damaged_file_is_deleted_and_can_be_fetched_again(site: Site, tmp_path: Path) -> None:
     url = serve(site, headers=goog(BODY), faults=["corrupt"])
     message = failure(url, tmp_path)
-    assert message.startswith(f"model.npz from {site.host} came damaged (md5 ")
+    assert message.startswith(f"model.npz from {site.host} was damaged (md5 ")
     assert not leftovers(tmp_path)
     assert fetch(url, tmp_path, QUICK).read_bytes() == BODY
 
 
 def test_damage_in_one_half_of_a_resumed_file_is_found(site: Site, tmp_path: Path) -> None:
     url = serve(site, headers=goog(BODY), faults=["truncate", "corrupt"])
-    assert "came damaged" in failure(url, tmp_path)
+    assert "was damaged" in failure(url, tmp_path)
 
 
 def test_an_etag_that_looks_like_an_md5_is_not_taken_for_one(site: Site, tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_hash_given_with_a_redirect_is_checked(site: Site, tmp_path: Path) -> 
         headers = (("Location", end), ("X-Linked-Etag", f'"{linked}"'))
         serve(site, f"/{name}.npz", headers=headers, length=1)
     assert fetch(f"{site.root}/good.npz", tmp_path, QUICK).read_bytes() == BODY
-    assert "came damaged (sha256" in failure(f"{site.root}/bad.npz", tmp_path)
+    assert "was damaged (sha256" in failure(f"{site.root}/bad.npz", tmp_path)
 
 
 @pytest.mark.parametrize("end", ["file:///etc/passwd", "ftp://127.0.0.1/model.npz"])
@@ -476,7 +476,7 @@ def test_damaged_weights_of_a_repository_are_deleted_and_fetched_again(
     put(hub, "config.json", b"{}")
     put(hub, "model.safetensors", BODY, large=True, faults=["corrupt"])
     message = failure("hub:owner/model", tmp_path)
-    assert message.startswith("model.safetensors from owner/model came damaged (sha256 ")
+    assert message.startswith("model.safetensors from owner/model was damaged (sha256 ")
     assert not [path for path in tmp_path.rglob("blobs/*") if path.stat().st_size]
     folder = fetch("hub:owner/model", tmp_path)
     assert (folder / "model.safetensors").read_bytes() == BODY

@@ -12,11 +12,11 @@ from torchvision.models import vision_transformer
 from vitrail.model.variants import describe
 from vitrail.weights.published import (
     COSTS,
+    NAMES,
     PUBLISHED,
     Published,
     architectures,
     count,
-    find,
     listing,
 )
 
@@ -78,9 +78,9 @@ def test_crops_of_torchvision_files_are_torchvisions() -> None:
 
 def test_a_name_is_found_exactly_or_not_at_all() -> None:
     for row in PUBLISHED:
-        assert find(row.name) is row
-    assert find("b/16-in21k") is None
-    assert find("B/16") is None
+        assert NAMES.get(row.name) is row
+    assert NAMES.get("b/16-in21k") is None
+    assert NAMES.get("B/16") is None
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_name_is_found_exactly_or_not_at_all() -> None:
     ],
 )
 def test_the_usual_names_are_there(name: str) -> None:
-    assert find(name) is not None
+    assert NAMES.get(name) is not None
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=name_of)
@@ -156,7 +156,7 @@ def test_an_augreg_or_sam_figure_taken_from_timm_is_for_the_file_timm_uses() -> 
 def test_an_augreg_figure_of_the_readme_is_not_for_a_file_that_timm_replaced() -> None:
     known = timm_configurations()
     for name in ("B/16", "L/16", "B/32", "S/32", "R50+L/32", "R26+S/32"):
-        row = find(f"{name}-augreg-in21k-in1k-384")
+        row = NAMES.get(f"{name}-augreg-in21k-in1k-384")
         assert row is not None
         assert row.source not in known
 
@@ -164,7 +164,7 @@ def test_an_augreg_figure_of_the_readme_is_not_for_a_file_that_timm_replaced() -
 def test_a_fine_tuned_augreg_file_continues_its_pretrained_one() -> None:
     for row in PUBLISHED:
         if "/augreg/" in row.source and "--" in row.source:
-            start = find(f"{row.variant}-augreg-in21k")
+            start = NAMES.get(f"{row.variant}-augreg-in21k")
             assert start is not None
             assert row.source.startswith(start.source.removesuffix(".npz") + "--imagenet2012")
             assert row.source.endswith(f"-res_{row.size}.npz")

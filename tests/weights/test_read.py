@@ -186,7 +186,7 @@ def test_damage_in_the_middle_of_an_archive_is_found(
     data = bytearray(npz.read_bytes())
     data[len(data) // 4] ^= 255
     npz.write_bytes(data)
-    assert "is no readable archive" in failure(npz)
+    assert "is not a readable archive" in failure(npz)
 
 
 def test_a_wrong_checksum_is_found(npz: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_zip_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
     forge(path, method=zipfile.ZIP_DEFLATED, size=2 * GIB + 128)
     assert path.stat().st_size < 4 * MIB
     with sparing():
-        assert "to 2,147,483,776 bytes; that is no file of weights but a zip bomb" in failure(path)
+        assert "to 2,147,483,776 bytes; that is a zip bomb, not weights" in failure(path)
 
 
 @pytest.mark.parametrize("size", [100, 10_000])
@@ -218,14 +218,14 @@ def test_a_zip_bomb_that_announces_little_is_refused(tmp_path: Path, size: int) 
     path = archive(tmp_path / "bomb.npz", a=body)
     forge(path, method=zipfile.ZIP_DEFLATED, size=size)
     with sparing():
-        assert "is no readable" in failure(path)
+        assert "is not a readable" in failure(path)
 
 
 @pytest.mark.parametrize("shape", ["(1000000000,)", "(4611686018427387904, 4)", "(2,)", "(-3,)"])
 def test_an_array_that_announces_another_size_is_refused(tmp_path: Path, shape: str) -> None:
     path = archive(tmp_path / "model.npz", a=floats(shape) + bytes(12))
     with sparing():
-        assert "model.npz: a.npy announces" in failure(path)
+        assert "model.npz: a.npy declares" in failure(path)
 
 
 NO_ARRAYS = {
@@ -251,7 +251,7 @@ NO_ARRAYS = {
 @pytest.mark.parametrize("data", NO_ARRAYS.values(), ids=NO_ARRAYS)
 def test_a_member_that_is_no_array_is_refused(tmp_path: Path, data: bytes) -> None:
     path = archive(tmp_path / "model.npz", good=npy(NUMBERS), bad=data)
-    assert "model.npz: bad.npy is no readable array (" in failure(path)
+    assert "model.npz: bad.npy is not a readable array (" in failure(path)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_a_name_cannot_write_on_the_terminal(tmp_path: Path) -> None:
     path = archive(tmp_path / "model.npz", **{"a\nb\x1b[31m": npy(NUMBERS)})
     assert r"unprintable name 'a\nb\x1b[31m'" in failure(path)
     archive(path, **{"a\nb\x1b[31m": b"hello"})
-    assert "is no readable array" in failure(path)
+    assert "is not a readable array" in failure(path)
 
 
 # Code in disguise
@@ -405,7 +405,7 @@ def test_a_truncated_torch_file_is_refused(pth: Callable[[Any], Path], kept: flo
 def test_a_torch_file_without_a_state_dict_is_refused(
     pth: Callable[[Any], Path], value: Any
 ) -> None:
-    assert f"holds no state dict but a {type(value).__name__}" in failure(pth(value))
+    assert f"holds a {type(value).__name__}, not a state dict" in failure(pth(value))
 
 
 @pytest.mark.parametrize(
@@ -456,7 +456,7 @@ def test_a_storage_that_announces_more_than_it_has_is_refused(tmp_path: Path) ->
     with zipfile.ZipFile(path, "w") as file:
         for name, data in members.items():
             file.writestr(name, data.replace(number, lie) if name.endswith("data.pkl") else data)
-    assert "is no readable torch file (" in failure(path)
+    assert "is not a readable torch file (" in failure(path)
 
 
 # Safetensors
@@ -523,7 +523,7 @@ def test_a_lying_header_is_refused(tmp_path: Path, data: bytes, reason: str) -> 
     path.write_bytes(data)
     with sparing():
         message = failure(path)
-    assert "model.safetensors is no readable safetensors file (" in message
+    assert "model.safetensors is not a readable safetensors file (" in message
     assert reason in message
 
 
@@ -531,7 +531,7 @@ def test_a_lying_header_is_refused(tmp_path: Path, data: bytes, reason: str) -> 
 def test_a_header_that_is_no_object_is_refused(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors(header))
-    assert "is no safetensors, npz or torch file but begins with b" in failure(path)
+    assert "is not a safetensors, npz or torch file: it begins with b" in failure(path)
 
 
 @pytest.mark.parametrize("kind", ["C64", "F8_E4M3", "F4"])
@@ -601,8 +601,8 @@ def test_a_wrong_architecture_is_named(tmp_path: Path) -> None:
     with pytest.raises(VitrailError) as caught:
         load(path)
     assert str(caught.value) == (
-        f"{path} is no checkpoint of a known architecture (it holds bias_hh_l0, bias_ih_l0, "
-        "weight_hh_l0 …); known are google, timm, huggingface, torchvision and vitrail"
+        f"{path} is not a checkpoint of a known architecture (it holds bias_hh_l0, bias_ih_l0, "
+        "weight_hh_l0 …); known formats are google, timm, huggingface, torchvision and vitrail"
     )
 
 

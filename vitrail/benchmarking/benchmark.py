@@ -18,7 +18,7 @@ from vitrail.benchmarking.measuring import (
     timings,
 )
 from vitrail.benchmarking.peers import beside_peer
-from vitrail.console import count_progress, echo, table
+from vitrail.console import count_progress, echo, print_table
 from vitrail.devices import Devices, devices, peak_memory, reset_peak
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
@@ -192,7 +192,7 @@ def show(result: dict[str, Any]) -> None:
     peers = any("peer" in row for row in rows)
     columns = ["model", "pixels", "GMACs", "images/s", "at batch", "ms at batch 1", "peak memory"]
     columns += [*(["by turns", "timm by turns", "ratio"] if peers else []), "largest batch"]
-    table(columns, [list(cells(row, peers)) for row in rows])
+    print_table(columns, [list(cells(row, peers)) for row in rows])
     for row in rows:
         if missing := row.get("peer", {}).get("missing"):
             echo(f"{row['model']}: not beside timm: {missing}")

@@ -26,7 +26,7 @@ from vitrail.data.folder import FolderSource, open_folder, parts_of, sub_folders
 from vitrail.data.shards import ShardSource, holds_shards, open_shards
 from vitrail.data.store import is_store, open_store
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import alone, cache, fetch_file, on_disk, reason_of
+from vitrail.files import cache_folder, disk_errors, download_lock, fetch_file, reason_of
 
 # torchvision's data sets: fetched by torchvision, read from their lists of files.
 
@@ -55,7 +55,7 @@ def from_torchvision(kind: str, parts: Parts, name: str, folder: Path) -> Data:
 
 def get(make: Any, wanted: Mapping[str, Any], name: str, folder: Path) -> Any:
     """torchvision's object, once its files are there."""
-    with on_disk(folder):
+    with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         return make(folder, **wanted)
@@ -65,7 +65,7 @@ def get(make: Any, wanted: Mapping[str, Any], name: str, folder: Path) -> Any:
         pass  # not there yet
     try:
         # torchvision prints what it does, and stdout is for results.
-        with alone(folder / f".{name.replace('/', '-')}"), redirect_stdout(sys.stderr):
+        with download_lock(folder / f".{name.replace('/', '-')}"), redirect_stdout(sys.stderr):
             return make(folder, download=True, **wanted)
     except (
         RuntimeError, OSError, ValueError, ImportError, EOFError, tarfile.TarError,
@@ -147,9 +147,9 @@ def _digits(name: str, folder: Path) -> Data:
 def from_archive(url: str, name: str, folder: Path) -> Data:
     """Class folders from a tar file of the web, unpacked into `folder / name`."""
     target = folder / name
-    with on_disk(target):
+    with disk_errors(target):
         folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / f".{name}"):
+    with download_lock(folder / f".{name}"):
         if not target.exists():
             try:
                 archive = fetch_file(url)
@@ -313,7 +313,7 @@ CATALOG = _Catalog()
 def data_folder() -> Path:
     """Where data sets lie: `$VITRAIL_DATA`, else a folder in the cache."""
     folder = os.environ.get("VITRAIL_DATA")
-    return Path(folder).expanduser() if folder else cache() / "data"
+    return Path(folder).expanduser() if folder else cache_folder() / "data"
 
 
 def open_named(name: str) -> Data:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from vitrail.console import echo, table
+from vitrail.console import echo, print_table
 from vitrail.data.dataset import Broken, Data, Source
 from vitrail.data.reading import Progress, read_all
 from vitrail.errors import VitrailError
@@ -214,7 +214,7 @@ def show(inspection: Inspection) -> None:
     """All of it on the terminal."""
     counts = " · ".join(f"{part.total:,} {part.name}" for part in inspection.parts)
     echo(f"{inspection.name}  {counts} · {len(inspection.labels):,} classes\n")
-    table(*inspection.rows())
+    print_table(*inspection.rows())
     if lines := inspection.lines():
         echo("\n" + "\n".join(lines))
 

@@ -18,7 +18,7 @@ from vitrail.data.reading import in_threads, write_cached
 from vitrail.data.shards import ShardSource
 from vitrail.data.tars import is_url
 from vitrail.errors import VitrailError
-from vitrail.files import cache
+from vitrail.files import cache_folder
 
 UNKNOWN = 0
 """Stands for an image whose content is not known: it lies in a shard of the web, in a store of an
@@ -53,7 +53,7 @@ def _of_files(paths: Sequence[Path], progress: Advance | None) -> _Hashes:
     """Of files; those that are as they were when they were last hashed are not read again."""
     states = [_state_of(path) for path in paths]
     key = hashlib.blake2b(repr(states).encode(), digest_size=16).hexdigest()
-    cached = cache() / "hashes" / f"{key}.npy"
+    cached = cache_folder() / "hashes" / f"{key}.npy"
     with suppress(OSError, ValueError, EOFError):
         known = np.load(cached, allow_pickle=False)
         if known.shape == (len(paths),) and known.dtype == np.uint64:

@@ -32,7 +32,7 @@ from vitrail.data.tars import (
     path_of,
 )
 from vitrail.errors import FailureError, VitrailError, did_you_mean
-from vitrail.files import cache, fetch_file, place
+from vitrail.files import cache_folder, cached_path, fetch_file
 
 _FORMAT = 1
 """Raised when indices are made in another way, so that old ones are not read."""
@@ -85,7 +85,7 @@ def _index_of(address: str) -> Index:
     """The index of a tar file, from the cache or made now."""
     key = address if is_url(address) else on_file(address, _version)
     digest = hashlib.sha256(f"{_FORMAT}\0{key}".encode("utf-8", "surrogateescape")).hexdigest()
-    path = cache() / "shards" / "index" / f"{digest[:32]}.npz"
+    path = cache_folder() / "shards" / "index" / f"{digest[:32]}.npz"
     index = Index.load(path)
     if index is None or (is_url(address) and index.is_outdated(fetched(address))):
         index = on_file(address, lambda file: build_index(file, address))
@@ -284,13 +284,13 @@ def _class_list(address: str) -> tuple[str, ...]:
 
 def _fetched_list(url: str) -> Path:
     """A class list of the web; an empty file remembers that there is none."""
-    folder = cache() / "shards" / "classes"
+    folder = cache_folder() / "shards" / "classes"
     try:
         return fetch_file(url, folder)
     except FailureError:
         raise
     except VitrailError:
-        path = place(url, folder)
+        path = cached_path(url, folder)
         path.touch()
         return path
 

@@ -27,7 +27,7 @@ from vitrail.data.dataset import joined, separate, stable
 from vitrail.data.folder import is_image, is_litter
 from vitrail.data.reading import write_cached
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import cache, fetch_file, place
+from vitrail.files import cache_folder, cached_path, fetch_file
 
 T = TypeVar("T")
 
@@ -137,11 +137,11 @@ def path_of(address: str) -> str:
 
 def fetched(url: str) -> Path:
     """Where the shard behind an address is stored while there is room."""
-    return place(url, _fetched_folder())
+    return cached_path(url, _fetched_folder())
 
 
 def _fetched_folder() -> Path:
-    return cache() / "shards" / "files"
+    return cache_folder() / "shards" / "files"
 
 
 def _local(url: str) -> Path:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import runs
-from vitrail.console import count_progress, optional, say
+from vitrail.config import load_config
+from vitrail.console import count_progress, import_optional, say
 from vitrail.data.dataset import Source, listed
 from vitrail.data.opening import same_data
 from vitrail.devices import Devices, devices
@@ -17,9 +18,8 @@ from vitrail.evaluation.labels import with_all_classes
 from vitrail.evaluation.metrics import Predictions, measure
 from vitrail.evaluation.mistakes import mistakes, with_examples
 from vitrail.evaluation.predictor import Predictor, predict_dataset
-from vitrail.files import cache
+from vitrail.files import cache_folder
 from vitrail.model import Classifier
-from vitrail.settings import load as load_config
 from vitrail.weights.load import load
 from vitrail.weights.published import BUILTIN
 
@@ -50,7 +50,7 @@ def evaluate(
             "workers": workers,
         }
         if labels:
-            imagenet = optional("imagenet.evaluate", f"--labels {labels} is")
+            imagenet = import_optional("imagenet.evaluate", f"--labels {labels} is")
             if imagenet is None:
                 raise VitrailError(f"--labels {labels} needs the package vitrail.imagenet")
             with count_progress("evaluating", where.main) as advance:
@@ -60,7 +60,7 @@ def evaluate(
             result = _evaluate_split(loaded, data, split, where, options)
         # The built-in model comes with its results and is not written to.
         apart = isinstance(model, Classifier) or model == BUILTIN.name
-        run = None if apart else runs.run_of(Path(model))
+        run = None if apart else runs.find_run(Path(model))
         if run is not None and where.main:
             _write_result(run, data, labels, result)
     return result
@@ -80,7 +80,7 @@ def _evaluate_split(
         model,
         source.labels,
         precision=where.precision,
-        cache=existing_cache(model, where.precision, cache()),
+        cache=existing_cache(model, where.precision, cache_folder()),
         data=str(data),
     )
     with count_progress(f"evaluating {selected.split}", where.main) as advance:
@@ -96,7 +96,7 @@ def _write_result(run: runs.Run, data: str | Path, labels: str, result: dict[str
     own = same_data(trained_on, data) and not labels
     other = f"{Path(str(data)).name}-{labels or result['split']}"
     try:
-        run.write_evaluation(result["split"] if own else runs.name_of(other, ()), result)
+        run.write_evaluation(result["split"] if own else runs.run_name(other, ()), result)
     except FailureError as error:
         say(f"the result is not saved: {error}")
 

@@ -21,7 +21,7 @@ from vitrail.data.dataset import Source
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.predictor import ImageBatches, Predictor, eval_mode, gather
-from vitrail.files import replace_with
+from vitrail.files import atomic_write
 from vitrail.model import Classifier
 from vitrail.model.variants import to_dict
 
@@ -177,7 +177,7 @@ def _write(path: Path, table: np.ndarray) -> None:
         with part.open("wb") as file:
             np.save(file, table)
 
-    replace_with(path, save)
+    atomic_write(path, save)
 
 
 def _read(path: Path) -> np.ndarray:

@@ -22,7 +22,7 @@ from vitrail.devices import cores, devices
 from vitrail.errors import VitrailError
 from vitrail.evaluation.features import Features, extract, open_cache
 from vitrail.evaluation.held_out import select_images
-from vitrail.files import cache
+from vitrail.files import cache_folder
 from vitrail.model import Classifier
 from vitrail.weights.load import load
 
@@ -63,7 +63,7 @@ def fewshot(
         options: dict[str, Any] = {
             "precision": where.precision,
             "workers": cores() if where.device.type == "cuda" else 0,
-            "cache": open_cache(loaded, where.precision, cache()),
+            "cache": open_cache(loaded, where.precision, cache_folder()),
         }
         features = {}
         for name, source in sources.items():

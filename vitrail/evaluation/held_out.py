@@ -38,7 +38,7 @@ def select_images(model: Classifier, data: str | Path, split: str = "") -> Selec
     """
     brought = as_brought(data)
     # Content hashes of the training images; None where they were not recorded.
-    recorded = runs.training_images(model.file)
+    recorded = runs.training_image_hashes(model.file)
     if not split:
         seen = brought.test is not None or _was_trained_on(model, data, brought, recorded)
         split = "test" if seen else "all"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.console import echo, table
+from vitrail.console import echo, print_table
 
 _MANY = 30
 """Classes up to which each has its line."""
@@ -20,7 +20,7 @@ def show(result: dict[str, Any]) -> None:
         echo(line)
     echo()
     columns, rows = classes(result)
-    table(columns, rows)
+    print_table(columns, rows)
     for line in closing(result):
         echo(line)
 
@@ -109,7 +109,7 @@ def show_fewshot(result: dict[str, Any]) -> None:
     for row in rows:
         groups.setdefault((row["shots"], row["ridge"]), []).append(row)
     echo(f"{result['data']} ({result['split']}), n = {rows[0]['n']:,}\n")
-    table(
+    print_table(
         ("shots", "ridge", "shown", "linear", "k-NN", "seeds"),
         [
             (

@@ -16,7 +16,7 @@ import numpy as np
 from vitrail.console import count_progress, echo, escaped, padded, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.predict import Files, PredictOptions, find_images, predict_files
-from vitrail.files import replace_with
+from vitrail.files import atomic_write
 from vitrail.weights.load import load
 
 Row = dict[str, Any]
@@ -171,7 +171,7 @@ def _npz(path: Path) -> Iterator[Writer]:
             with part.open("wb") as file:
                 np.savez(file, paths=np.array(names, dtype=np.str_), vectors=vectors)
 
-        replace_with(path, save)
+        atomic_write(path, save)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from vitrail.files import write_json
 from vitrail.model import Architecture
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
-from vitrail.runs import is_run, run_of
+from vitrail.runs import find_run, is_run
 from vitrail.weights.convert import Parity, convert
 from vitrail.weights.load import load, resolve
 
@@ -36,7 +36,7 @@ def export_hub(
     loaded = load(model)
     if to == "timm":
         name_for_timm(folder / "config.json", loaded.architecture)
-    write_card(folder, loaded, run_of(resolve(model)[0]), to, upload)
+    write_card(folder, loaded, find_run(resolve(model)[0]), to, upload)
     if parity.holds and api is not None:
         send(api, folder, upload)
     elif parity.holds and has_token():

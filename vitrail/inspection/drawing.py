@@ -4,7 +4,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitrail.files import make_folder, replace_with
+from vitrail.files import atomic_write, make_folder
 from vitrail.inspection.charts import distance_chart, position_chart
 from vitrail.inspection.looking import Distances, Inspector, Look
 from vitrail.inspection.pictures import (
@@ -138,5 +138,5 @@ def draw_model(asked: Inspector, distances: Distances, out: Path) -> dict[str, s
 def keep(picture: Image.Image, out: Path, name: str) -> str:
     """A picture in its file, whole or not at all."""
     make_folder((out / name).parent)
-    replace_with(out / name, lambda part: picture.save(part, "PNG", optimize=True))
+    atomic_write(out / name, lambda part: picture.save(part, "PNG", optimize=True))
     return str(out / name)

@@ -1,7 +1,8 @@
-"""What all models share: the interface, the head, and the check of an architecture's fields."""
+"""What all models share: the interface, the head, and the validation of an architecture."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -21,29 +22,29 @@ Activation = Literal["softmax", "sigmoid"]
 
 
 class Classifier(nn.Module):
-    """An image classifier: `model(images)` gives logits, the other methods what lies before them.
+    """An image classifier: `model(images)` returns logits, other methods what comes before them.
 
     Axes, in every shape of the project: b batch · n tokens · d width · h heads · k width of one
     head · c color · y x rows, columns · p patch side.
     """
 
     architecture: Any
-    """The frozen description this model was built from; `build` makes the same model again."""
+    """The description this model was built from; `build` makes the same model again."""
     feature_width: int
-    """Length of the vector that a fine-tuning head reads."""
+    """Length of the vector that a fine-tuned head reads."""
     head: nn.Module | None
     origin: str = ""
     """The format that the weights were read from; empty for a new model."""
     file: Path | None = None
     """The file or folder that the weights were read from."""
     labels: tuple[str, ...] = ()
-    """Names of the classes, where they are known."""
+    """Names of the classes, if known."""
     preprocess: Callable[[Any], Float[Tensor, "c y x"]] | None = None
-    """From an image to the tensor this model was trained on; `vitrail.load` sets it."""
+    """From an image to an input tensor; `vitrail.load` sets it."""
     activation: Activation = "softmax"
-    """What it was trained with."""
+    """The activation it was trained with."""
     training_data: Mapping[str, Any] = MappingProxyType({})
-    """The data it was trained on here, and how much of it was held out; empty where unknown."""
+    """The data it was trained on, and how much of it was held out; empty if unknown."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations."""
 
@@ -60,7 +61,7 @@ class Classifier(nn.Module):
         raise NotImplementedError
 
     def summary(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
-        """The vector that the head reads, made of the final sequence."""
+        """The vector that the head reads, from the final sequence."""
         return tokens.mean(1)
 
     def attention_layers(self) -> list[nn.Module]:
@@ -71,7 +72,7 @@ class Classifier(nn.Module):
         return []
 
     def run(self, stage: nn.Module, x: Tensor) -> Tensor:
-        """Through a block, or a stage of blocks, their activations kept or recomputed."""
+        """Apply a block, or a stage of blocks, with or without activation checkpointing."""
         if not (self.activation_checkpointing and torch.is_grad_enabled()):
             return stage(x)
         for block in stage if isinstance(stage, nn.Sequential) else [stage]:
@@ -83,20 +84,17 @@ class Classifier(nn.Module):
     ) -> dict[str, Tensor]:
         """The outputs of the named submodules (`embedding`, `blocks.3`, `blocks.3.mlp`, …)."""
         modules = dict(self.named_modules())
-        for name in names:
-            if name not in modules:
-                raise VitrailError(f"no module named '{name}'{did_you_mean(name, modules)}")
         outputs: dict[str, Tensor] = {}
 
         def keep(name: str) -> Callable[..., None]:
             return lambda _module, _inputs, output: outputs.__setitem__(name, output)
 
-        hooks = [modules[name].register_forward_hook(keep(name)) for name in names]
-        try:
+        with ExitStack() as hooks:
+            for name in names:
+                if name not in modules:
+                    raise VitrailError(f"no module named '{name}'{did_you_mean(name, modules)}")
+                hooks.enter_context(modules[name].register_forward_hook(keep(name)))
             self(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
         for name in names:
             if name not in outputs:
                 raise VitrailError(f"'{name}' has no output of its own; name one of its parts")
@@ -119,16 +117,12 @@ class Classifier(nn.Module):
         def keep(layer: int) -> Callable[..., None]:
             return lambda module, inputs: weights.__setitem__(layer, module.weights(*inputs))
 
-        hooks = []
-        try:
+        with ExitStack() as hooks:
             for layer in chosen:
                 if not -len(modules) <= layer < len(modules):
                     raise VitrailError(f"no attention layer {layer}: there are {len(modules)}")
-                hooks.append(modules[layer].register_forward_pre_hook(keep(layer)))
+                hooks.enter_context(modules[layer].register_forward_pre_hook(keep(layer)))
             self.features(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return weights
 
     def replace_head(self, classes: int, bias: float = 0.0) -> None:
@@ -139,7 +133,7 @@ class Classifier(nn.Module):
         self.labels, self.training_data, self.activation = (), {}, "softmax"
 
     def probabilities(self, logits: Float[Tensor, "*b classes"]) -> Float[Tensor, "*b classes"]:
-        """Of the classes; those of a sigmoid do not add up to one."""
+        """Probabilities of the classes; those of a sigmoid do not add up to one."""
         return logits.softmax(-1) if self.activation == "softmax" else logits.sigmoid()
 
     @torch.inference_mode()
@@ -204,7 +198,7 @@ def lecun_normal(weight: Tensor) -> None:
 
 _MAY_BE_ZERO = {"classes", "registers", "hidden", "head_width"}
 _RATES = {"dropout", "embedding_dropout", "drop_path"}
-# Far above every model there is; a file's header may name any number, and each is built in turn.
+# Far above every existing model: a file's header may hold any number, and a model is built from it.
 _MAX = {"depth": 1000, "units": 1000, "classes": 10_000_000}
 _MAX_COUNT = 1_000_000
 _MAX_SIDE = 16_384

@@ -1,6 +1,6 @@
-"""Where a token lies: the position embeddings of Table 8, and their interpolation to other grids.
+"""The position embeddings of Table 8, and their interpolation to other grids.
 
-No two systems interpolate alike, so the method has a name and follows the checkpoint's family.
+No two libraries interpolate in the same way, so the method follows the checkpoint's family.
 """
 
 from typing import Any, Literal
@@ -46,9 +46,9 @@ def resize_line(table: Float[Tensor, "m d"], length: int) -> Float[Tensor, "l d"
 
 
 class Positions(nn.Module):
-    """Adds to a sequence of `prefix` leading tokens and a grid of patches what says where each is.
+    """Adds position embeddings to a sequence of `prefix` leading tokens and a grid of patches.
 
-    Of the leading tokens only the class token may have a slot of its own; registers never have.
+    Of the leading tokens only the class token may have a position; registers never have one.
     """
 
     def __init__(self, grid: Grid, width: int, *, prefix: int, class_slot: bool) -> None:
@@ -69,12 +69,12 @@ class Positions(nn.Module):
         return x + torch.cat([*slots, patches], 1)
 
     def patches(self, x: Float[Tensor, "b n d"], grid: Grid) -> Float[Tensor, "1 m d"]:
-        """The part for the patches, on the device of `x`."""
+        """The embeddings of the patches, on the device of `x`."""
         raise NotImplementedError
 
 
 class LearnedPositions(Positions):
-    """One vector per patch, ignorant of rows and columns at the start (the default)."""
+    """One learned vector per patch, with no notion of rows and columns (the default)."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class FactorizedPositions(Positions):
 
 
 class SinCosPositions(Positions):
-    """Fixed 2-D waves, as "Better plain ViT baselines" has them: computed, nothing to learn."""
+    """Fixed 2-D sines and cosines, as in "Better plain ViT baselines" (Beyer et al. 2022)."""
 
     def __init__(self, grid: Grid, width: int, *, prefix: int) -> None:
         super().__init__(grid, width, prefix=prefix, class_slot=False)
@@ -135,10 +135,10 @@ def sincos(
 
 
 class RelativePositions(nn.Module):
-    """The content query attends to embeddings of the offset between two tokens (D.4).
+    """The content query attends to embeddings of the offset between two tokens (appendix D.4).
 
-    Offsets are taken along the sequence, the class token at place 0. An offset embedding has the
-    width of a key and is read by the heads as a key is, each its own slice.
+    Offsets are taken along the sequence, with the class token at 0. An offset embedding has the
+    width of a key, and each head reads its own slice of it.
     """
 
     def __init__(self, tokens: int, width: int) -> None:

@@ -45,12 +45,12 @@ class StandardizedConv(nn.Conv2d):
         return F.conv2d(input, self.standardized(), None, self.stride, self.padding)
 
     def standardized(self) -> Tensor:
-        # What LayerNorm does to a vector, and its one kernel does it faster than four.
+        # The same as LayerNorm of a vector, in one kernel rather than four.
         return F.layer_norm(self.weight, self.weight.shape[1:], eps=1e-10)
 
 
 class _PreActivationUnit(nn.Module):
-    """Norm and ReLU come before each convolution; the shortcut is projected from behind them."""
+    """Norm and ReLU before each convolution; the shortcut is projected after the first of them."""
 
     def __init__(self, inputs: int, middle: int, stride: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class SameConv(StandardizedConv):
 
 
 def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """Pads so that the result has ceil(side / stride) rows and columns; the odd one goes last."""
+    """Pad so that the output has ceil(side / stride) rows and columns; the odd one goes last."""
     padding: list[int] = []
     for side in (x.shape[-1], x.shape[-2]):
         total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -126,7 +126,7 @@ def _norm(channels: int) -> nn.GroupNorm:
 
 
 class _PostActivationUnit(nn.Module):
-    """Bottleneck, stride on the 3×3; its last norm starts at zero, so that it starts as a no-op."""
+    """Bottleneck, stride on the 3×3; the last norm starts at zero, so that it starts as a no-op."""
 
     def __init__(self, inputs: int, middle: int, stride: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The one table of variants: a name becomes an architecture, an architecture becomes a model.
+"""The table of variants: from a name to an architecture, and from that to a model.
 
 B/16        ViT-Base, 16-pixel patches; any size of the table with any patch
 R50+B/16    hybrid: ResNet-50 below; the suffix counts pixels of the image per token
@@ -74,13 +74,13 @@ NAMED = (
     *("Axial-B/32", "Axial-B/16", "Axial-R26", "Axial-R50"),
     *("ResNet18", "ResNet34", "ResNet50", "ResNet101", "ResNet152"),
 )
-"""The variants worth a line in a list; the grammar above allows many more."""
+"""The variants that `vitrail models` lists; the grammar above allows many more."""
 
 
 def create(
     variant: str, classes: int = 1000, size: int | tuple[int, int] = 224, **options: Any
 ) -> Classifier:
-    """A new model of that name, initialized as in the reference.
+    """A new model of that name, initialized as in the reference implementation.
 
     `size` is in pixels, one side or (rows, columns). `options` are fields of the variant's
     architecture, such as depth=8, pool="mean" or dropout=0.1.
@@ -94,12 +94,12 @@ def build(architecture: Architecture) -> Classifier:
 
 
 def _family(architecture: Architecture) -> str:
-    """The family's name, as it is written into files."""
+    """The family's name in files."""
     return next(name for name, (kind, _) in _FAMILIES.items() if isinstance(architecture, kind))
 
 
 def describe(variant: str, *, size: int | tuple[int, int] = 224, **options: Any) -> Architecture:
-    """The architecture of a variant's name, with the options put in."""
+    """The architecture of a variant, with options applied."""
     kind, row = _parse(variant)
     known = [field.name for field in fields(kind)]
     for name in options:
@@ -127,7 +127,7 @@ def token_defaults(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
-    """The kind of architecture that a name stands for, and its row of the tables."""
+    """The class of architecture that a name stands for, and its fields."""
     if match := re.fullmatch(r"(?:(R\d*)\+|(Axial)-)?([A-Za-z0-9]+)/(\d+)", variant):
         backbone, axial, size, patch = match.groups()
         if size in SIZES and int(patch) and (not backbone or (backbone, int(patch)) in _BACKBONES):
@@ -150,7 +150,7 @@ def _parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
 
 
 def name(architecture: Architecture) -> str:
-    """The variant's name, as far as the tables have one; otherwise its numbers."""
+    """The variant's name if the tables have one, otherwise its numbers."""
     if isinstance(architecture, ClassicArchitecture):
         return f"ResNet{architecture.depth}"
     if isinstance(architecture, ViTArchitecture):
@@ -184,7 +184,7 @@ def to_dict(architecture: Architecture) -> dict[str, Any]:
 
 
 def from_dict(values: dict[str, Any]) -> Architecture:
-    """The architecture that `to_dict` wrote; a stranger's file may hold anything, so be strict."""
+    """The architecture that `to_dict` wrote; strict, since a file may hold anything."""
     values = {
         key: aliases.VALUES.get(value, value) if isinstance(value, str) else value
         for key, value in values.items()

@@ -34,24 +34,6 @@ from vitrail.model.resnet import Backbone
 ALL = slice(None)
 
 
-def stride_of(backbone: tuple[int, ...] | None) -> int:
-    """Pixels per cell of the map that is cut: a ResNet's root quarters, later stages halve."""
-    return 1 if backbone is None else 4 * 2 ** max(len(backbone) - 1, 0)
-
-
-def sides_of(patch: int | tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of one patch."""
-    return (patch, patch) if isinstance(patch, int) else patch
-
-
-def grid_for(
-    size: tuple[int, int], patch: int | tuple[int, int], backbone: tuple[int, ...] | None
-) -> Grid:
-    """Rows and columns of patches: SAME padding rounds a ResNet's map up, patches round down."""
-    stride, (height, width) = stride_of(backbone), sides_of(patch)
-    return -(-size[0] // stride) // height, -(-size[1] // stride) // width
-
-
 @dataclass(frozen=True, kw_only=True)
 class ViTArchitecture:
     """Everything that distinguishes one Vision Transformer from another (Table 1 and beyond)."""
@@ -118,7 +100,7 @@ class ViTArchitecture:
             f"width {self.width} is not a multiple of heads {self.heads}": (
                 divided and self.width % self.heads != 0
             ),
-            f"images of {self.size[0]}x{self.size[1]} hold no patch of {patch} pixels": (
+            f"images of {self.size[0]}x{self.size[1]} are smaller than a patch of {patch} pixels": (
                 min(self.grid) < 1
             ),
             f"hybrids need square patches, not {patch}": (
@@ -139,15 +121,16 @@ class ViTArchitecture:
             "class_slot needs a class token and learned positions": (
                 self.class_slot and not (self.class_token and learned)
             ),
-            "axial attention has no place for tokens off the grid": self.axial and self.prefix > 0,
-            "axial attention takes its positions at the stem": (
+            "axial attention needs tokens on a grid, without class token or registers": self.axial
+            and self.prefix > 0,
+            "axial attention needs absolute positions, added at the stem": (
                 self.axial and not (at_stem and self.positions != "relative")
             ),
         }
 
     @property
     def stride(self) -> int:
-        """Pixels between neighboring tokens, where they are as many in both directions."""
+        """Pixels between neighboring tokens."""
         rows, columns = sides_of(self.patch)
         if rows != columns:
             raise VitrailError(f"this needs square patches; the model has {rows}x{columns}")
@@ -155,39 +138,37 @@ class ViTArchitecture:
 
     @property
     def inner(self) -> int:
-        """Width of all heads together."""
+        """Total width of all heads."""
         return self.heads * self.head_width or self.width
 
     @property
     def grid(self) -> Grid:
-        """Rows and columns of tokens. Where patches do not fit, the rest of the image is unseen."""
+        """Rows and columns of patches; what is left over at the right and bottom is not seen."""
         return grid_for(self.size, self.patch, self.backbone)
 
     @property
     def prefix(self) -> int:
-        """Tokens ahead of the patches: the class token, then the registers."""
+        """Tokens before the patches: the class token, then the registers."""
         return int(self.class_token) + self.registers
 
 
-def _xavier_stacked(layer: nn.Linear, parts: int) -> nn.Linear:
-    """Xavier-uniform for each of the matrices stacked in one fused weight.
-
-    Drawn for the fused matrix as a whole, the bound would count all its outputs and come out too
-    small (by √2 for query, key and value).
-    """
-    for part in layer.weight.chunk(parts):
-        nn.init.xavier_uniform_(part)
-    nn.init.zeros_(layer.bias)
-    return layer
+def stride_of(backbone: tuple[int, ...] | None) -> int:
+    """Pixels per cell of the map that is cut into patches: a ResNet's root quarters, later stages
+    halve."""
+    return 1 if backbone is None else 4 * 2 ** max(len(backbone) - 1, 0)
 
 
-def _xavier(layer: nn.Linear, bias_std: float = 0.0) -> nn.Linear:
-    nn.init.xavier_uniform_(layer.weight)
-    if bias_std:
-        nn.init.normal_(layer.bias, std=bias_std)
-    else:
-        nn.init.zeros_(layer.bias)
-    return layer
+def sides_of(patch: int | tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of one patch."""
+    return (patch, patch) if isinstance(patch, int) else patch
+
+
+def grid_for(
+    size: tuple[int, int], patch: int | tuple[int, int], backbone: tuple[int, ...] | None
+) -> Grid:
+    """Rows and columns of patches: SAME padding rounds a ResNet's map up, patches round down."""
+    stride, (height, width) = stride_of(backbone), sides_of(patch)
+    return -(-size[0] // stride) // height, -(-size[1] // stride) // width
 
 
 class Attention(nn.Module):
@@ -237,52 +218,6 @@ class Attention(nn.Module):
         return (logits if bias is None else logits + bias[:, :, rows]).softmax(-1)
 
 
-class AxialAttention(Attention):
-    """Self-attention inside each row, or each column, of a grid of tokens (appendix D.6)."""
-
-    def __init__(
-        self, width: int, heads: int, axis: Literal["row", "column"], inner: int | None = None
-    ) -> None:
-        super().__init__(width, heads, inner=inner)
-        self.axis = axis
-        self._lines = "b y h x k" if axis == "row" else "b x h y k"
-
-    def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b y x d"]:
-        y = F.scaled_dot_product_attention(*self.split(x))
-        return self.out(rearrange(y, f"{self._lines} -> b y x (h k)"))
-
-    def split(self, x: Float[Tensor, "b y x d"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, each (b, lines, h, length of a line, k)."""
-        q, k, v = rearrange(
-            self.qkv(x), f"b y x (three h k) -> three {self._lines}", three=3, h=self.heads
-        ).unbind(0)
-        return q, k, v
-
-    def weights(self, x: Float[Tensor, "b y x d"], rows: slice = ALL) -> Float[Tensor, "b h r n"]:
-        """Attention weights among all tokens of the grid: zero off the line."""
-        q, k, _ = self.split(x)
-        lines = (q @ k.mT / k.shape[-1] ** 0.5).softmax(-1)
-        return whole_grid(lines, self.axis, rows)
-
-
-def whole_grid(
-    lines: Float[Tensor, "b l h m m"], axis: Literal["row", "column"], rows: slice = ALL
-) -> Float[Tensor, "b h r n"]:
-    """Attention inside each of l lines as rows of one matrix over all n = l·m tokens."""
-    b, count, h, m, _ = lines.shape
-    tokens = torch.arange(count * m, device=lines.device)[rows]
-    places = torch.arange(m, device=lines.device)
-    if axis == "row":
-        line, place = tokens // m, tokens % m
-        seen = line[:, None] * m + places
-    else:
-        line, place = tokens % count, tokens // count
-        seen = line[:, None] + places * count
-    full = lines.new_zeros(b, h, len(tokens), count * m)
-    weights = rearrange(lines[:, line, :, place], "r b h j -> b h r j")
-    return full.scatter(-1, seen.expand(b, h, -1, -1), weights)
-
-
 class MLP(nn.Module):
     """Two dense layers with GELU between them, dropout after both."""
 
@@ -299,8 +234,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block (Eq. 2 and 3). LayerScale and drop path are later additions, off in
-    the paper."""
+    """Pre-norm residual block (Eq. 2 and 3). LayerScale and drop path came later; the paper has
+    neither."""
 
     def __init__(self, a: ViTArchitecture, attention: Attention, drop_path: float) -> None:
         super().__init__()
@@ -431,14 +366,14 @@ class ViT(Classifier):
         return x.flatten(1, 2) if a.axial else x
 
     def summary(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
-        """What the head reads (Eq. 4), through the hidden layer of a pre-training head."""
+        """The vector that the head reads (Eq. 4), after the hidden layer of a pre-training head."""
         x = self.pooled(tokens)
         if self.architecture.norm_after_pool:
             x = self.norm(x)
         return x if self.hidden is None else self.hidden(x).tanh()
 
     def pooled(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b d"]:
-        """One vector for the whole image."""
+        """One vector for the image: class token, mean of the patches, or attention pooling."""
         if self.pool is not None:
             return self.pool(x)
         if self.architecture.pool == "class":
@@ -449,7 +384,7 @@ class ViT(Classifier):
         return [block.attention for block in self.blocks]  # type: ignore[misc]
 
     def replace_head(self, classes: int, bias: float = 0.0) -> None:
-        """Drop the whole pre-training head, hidden layer included, for a zero linear one."""
+        """Replace the pre-training head, with its hidden layer, by a zero linear one."""
         self.hidden = None
         self.architecture = replace(self.architecture, hidden=0)
         super().replace_head(classes, bias)
@@ -489,3 +424,70 @@ def _blocks(a: ViTArchitecture) -> list[Block]:
             relative = RelativePositions(tokens, a.inner) if a.positions == "relative" else None
             blocks.append(Block(a, Attention(a.width, a.heads, relative, a.inner), drop_path))
     return blocks
+
+
+class AxialAttention(Attention):
+    """Self-attention inside each row, or each column, of a grid of tokens (appendix D.6)."""
+
+    def __init__(
+        self, width: int, heads: int, axis: Literal["row", "column"], inner: int | None = None
+    ) -> None:
+        super().__init__(width, heads, inner=inner)
+        self.axis = axis
+        self._lines = "b y h x k" if axis == "row" else "b x h y k"
+
+    def forward(self, x: Float[Tensor, "b y x d"]) -> Float[Tensor, "b y x d"]:
+        y = F.scaled_dot_product_attention(*self.split(x))
+        return self.out(rearrange(y, f"{self._lines} -> b y x (h k)"))
+
+    def split(self, x: Float[Tensor, "b y x d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each (b, lines, h, length of a line, k)."""
+        q, k, v = rearrange(
+            self.qkv(x), f"b y x (three h k) -> three {self._lines}", three=3, h=self.heads
+        ).unbind(0)
+        return q, k, v
+
+    def weights(self, x: Float[Tensor, "b y x d"], rows: slice = ALL) -> Float[Tensor, "b h r n"]:
+        """Attention weights among all tokens of the grid: zero off the line."""
+        q, k, _ = self.split(x)
+        lines = (q @ k.mT / k.shape[-1] ** 0.5).softmax(-1)
+        return whole_grid(lines, self.axis, rows)
+
+
+def whole_grid(
+    lines: Float[Tensor, "b l h m m"], axis: Literal["row", "column"], rows: slice = ALL
+) -> Float[Tensor, "b h r n"]:
+    """Attention inside each of l lines as rows of one matrix over all n = l·m tokens."""
+    b, count, h, m, _ = lines.shape
+    tokens = torch.arange(count * m, device=lines.device)[rows]
+    places = torch.arange(m, device=lines.device)
+    if axis == "row":
+        line, place = tokens // m, tokens % m
+        seen = line[:, None] * m + places
+    else:
+        line, place = tokens % count, tokens // count
+        seen = line[:, None] + places * count
+    full = lines.new_zeros(b, h, len(tokens), count * m)
+    weights = rearrange(lines[:, line, :, place], "r b h j -> b h r j")
+    return full.scatter(-1, seen.expand(b, h, -1, -1), weights)
+
+
+def _xavier(layer: nn.Linear, bias_std: float = 0.0) -> nn.Linear:
+    nn.init.xavier_uniform_(layer.weight)
+    if bias_std:
+        nn.init.normal_(layer.bias, std=bias_std)
+    else:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _xavier_stacked(layer: nn.Linear, parts: int) -> nn.Linear:
+    """Xavier-uniform for each of the matrices stacked in one fused weight.
+
+    Drawn for the fused matrix as a whole, the bound would count all outputs and be too small (by √2
+    for query, key and value).
+    """
+    for part in layer.weight.chunk(parts):
+        nn.init.xavier_uniform_(part)
+    nn.init.zeros_(layer.bias)
+    return layer

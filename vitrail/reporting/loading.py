@@ -16,10 +16,10 @@ from jaxtyping import Float
 from PIL import Image
 
 from vitrail import runs
+from vitrail.config import flatten
 from vitrail.data.decode import load_bounded, opened
 from vitrail.errors import VitrailError
 from vitrail.reporting.rendering import MALFORMED, plural
-from vitrail.settings import flat
 
 Rows = Sequence[dict[str, Any]]
 
@@ -71,7 +71,7 @@ def load_run(folder: Path) -> RunData:
         info = {name: {} for name in _OBJECTS}
     try:
         tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
-        settings = {name: _setting(value) for name, value in flat(tree)}
+        settings = {name: _setting(value) for name, value in flatten(tree)}
     except (OSError, ValueError, RecursionError):
         settings = {}
         notes["config.toml"] = state_of(folder / "config.toml")

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from vitrail import __version__
 from vitrail.errors import one_line
-from vitrail.files import replace_with
+from vitrail.files import atomic_write
 
 MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
@@ -53,7 +53,7 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
         section=_section,
         **values,
     )
-    replace_with(target, lambda part: part.write_text(page, "utf-8"))
+    atomic_write(target, lambda part: part.write_text(page, "utf-8"))
     return target
 
 

@@ -40,14 +40,14 @@ def serve(  # noqa: PLR0913
                 "vitrail serve needs the serving extra: pip install 'vitrail[serve]'"
             ) from None
         raise
-    from vitrail.devices import choose
+    from vitrail.devices import choose_device
 
     check_access(host, token, insecure, origins)
     limits = limits or Limits()
     allow_files(limits.connections)
     # The port is bound before anything slow is done.
     with bind(host, port) as listener:
-        served = open_models(models, choose(device))
+        served = open_models(models, choose_device(device))
         hosts = local_names(host)
         app = application(served, limits, token=token, hosts=hosts, origins=tuple(origins))
         for one in served:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vitrail import config
-from vitrail.config import Config
+from vitrail.config import Config, build_config, set_value, to_flat
 from vitrail.console import say
 from vitrail.data.dataset import Data, Source
 from vitrail.data.opening import in_catalog, same_data
@@ -18,7 +18,6 @@ from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
 from vitrail.model.classifier import as_size
 from vitrail.model.variants import name
-from vitrail.settings import build, put, to_flat
 from vitrail.training.optim import Schedule, hyperrule
 from vitrail.weights.load import load
 
@@ -146,9 +145,9 @@ def apply_hyperrule(settings: Config, data: Data) -> Config:
         del found["train.steps"]
     for key, value in found.items():
         if values[key] == defaults[key]:
-            put(values, key, value)
-    put(values, "train.hyperrule", False)
-    return build(values)
+            set_value(values, key, value)
+    set_value(values, "train.hyperrule", False)
+    return build_config(values)
 
 
 def _some_sides(source: Source) -> list[float]:

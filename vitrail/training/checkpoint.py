@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from vitrail import aliases
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, one_line, out_of_memory
-from vitrail.files import replace_with
+from vitrail.files import atomic_write
 from vitrail.training.optim import EMA
 
 _MARK = b"\nsha256:"
@@ -210,7 +210,7 @@ def write(path: Path, previous: Path, state: dict[str, Any], counters: Counters)
                 raise error.__context__ or error from None
             file.write(_MARK + hashed.sum.digest())
 
-    replace_with(path, save, previous=previous)
+    atomic_write(path, save, previous=previous)
 
 
 def read(path: Path) -> tuple[dict[str, Any], Counters]:

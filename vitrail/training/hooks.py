@@ -130,7 +130,7 @@ class Hooks:
         }
         self.losses.clear()
         self.logged = now
-        self.run.event(**event)
+        self.run.log_event(**event)
         self.track(event)
         self.bar.update(counters.step, loop.total_steps, event)
 
@@ -154,7 +154,7 @@ class Hooks:
                     self.save_model()
         event = {"event": "val", "step": counters.step, "epoch": self._epoch(loop)}
         event |= {"seconds": round(counters.seconds, 3), **metrics}
-        self.run.event(**event)
+        self.run.log_event(**event)
         self.track(event)
         line = (
             f"{self.bar.heading(counters.step, loop.total_steps)}  "
@@ -200,8 +200,8 @@ class Hooks:
             checkpoint.write(run.checkpoint, run.previous_checkpoint, tensors, counters)
             seconds = round(counters.spent, 1)
             run.update(step=counters.step, seconds=seconds, best=counters.best, cost=cost)
-            run.name_broken(skipped)
-        loop.devices.wait()
+            run.record_broken_images(skipped)
+        loop.devices.barrier()
         self.saved = time.perf_counter()
 
 

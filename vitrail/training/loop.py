@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.data.loader import Batch, derive
-from vitrail.devices import Devices, syncing
+from vitrail.devices import Devices, sync_gradients
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import TrainState
 from vitrail.training.optim import Schedule
@@ -103,7 +103,7 @@ class Loop:
             inputs, targets = state.objective.prepare(batch, rows)
             # The outputs of the last replay of a CUDA graph may now be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
-            with syncing(state.task, last=start + part >= share):
+            with sync_gradients(state.task, last=start + part >= share):
                 with devices.autocast():
                     loss = state.task(inputs, targets).sum() / share
                 state.scaler.scale(loss).backward()

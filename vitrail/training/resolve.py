@@ -8,25 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import aliases, runs
-from vitrail.config import Config, refuse_without_effect
+from vitrail.config import (
+    Config,
+    build_config,
+    changed_settings,
+    find_recipe,
+    load_config,
+    override_value,
+    parse_setting,
+    read_recipe,
+    recipe_names,
+    refuse_without_effect,
+    set_value,
+    with_dataset_settings,
+    with_settings,
+)
 from vitrail.console import say
 from vitrail.data.catalog import CATALOG
 from vitrail.data.opening import same_data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.runs import Run
-from vitrail.settings import (
-    beneath,
-    build,
-    changed,
-    find,
-    load,
-    override,
-    parse,
-    put,
-    read,
-    recipes,
-    with_settings,
-)
 
 _DEFAULT = "finetune/folder"
 """The recipe for a plain folder."""
@@ -61,7 +62,7 @@ class Resolved:
 
     def _name(self, suffix: str = "") -> Path:
         """The folder of a first run; later ones are numbered."""
-        return RUNS / f"{runs.name_of(self.title, ())}{suffix}"
+        return RUNS / f"{runs.run_name(self.title, ())}{suffix}"
 
     def run_folder(self, out: str | Path | None, resume: bool) -> tuple[Path, bool]:
         """The run folder, and whether to number it where that name is taken.
@@ -70,14 +71,14 @@ class Resolved:
         """
         if out or self.folder:
             return Path(out or self.folder or ""), False
-        same = [run for run in reversed(runs.find(RUNS, "*/run.json")) if self.matches(run)]
+        same = [run for run in reversed(runs.find_runs(RUNS, "*/run.json")) if self.matches(run)]
         unfinished = [run for run in same if run.info().get("status") != "finished"]
         if resume and same:
             return (unfinished or same)[0].folder, False
         if resume:
             say(f"no run with these settings in {RUNS}/ to resume: starting a new one")
-        stopped = (run.folder for run in unfinished if not runs.is_void(run))
-        if folder := next((one for one in stopped if not runs.busy(one)), None):
+        stopped = (run.folder for run in unfinished if not run.failed_at_start())
+        if folder := next((one for one in stopped if not runs.is_locked(one)), None):
             command = runs.resume_command(folder)
             say(f"hint     `{command}` would continue the unfinished run with these settings")
         return self._name(), True
@@ -89,7 +90,7 @@ class Resolved:
         """
         if out:
             return Path(out), False
-        for run in reversed(runs.find(RUNS, f"*/{self.trials}")):
+        for run in reversed(runs.find_runs(RUNS, f"*/{self.trials}")):
             if self.matches(run):
                 return RUNS / run.folder.relative_to(RUNS).parts[0], False
         return self._name("-sweep"), True
@@ -106,7 +107,7 @@ class Resolved:
         if changes != (self.recipe, _without_system(self.changed)):
             return False
         try:
-            source = load(run.folder / "config.toml").data.source
+            source = load_config(run.folder / "config.toml").data.source
         except VitrailError:
             return False
         return not self.config.data.source or same_data(source, self.config.data.source)
@@ -119,10 +120,10 @@ def _without_system(settings: Sequence[str]) -> list[str]:
 def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
     """The folder of a comparison: the newest one with the same sweeps, or the next number."""
     same = None
-    for folder in runs.numbered(RUNS / "comparison"):
-        if not runs.taken(folder):
+    for folder in runs.numbered_folders(RUNS / "comparison"):
+        if not runs.is_occupied(folder):
             return same or folder
-        trials = runs.find(folder, "**/trials/*/run.json")
+        trials = runs.find_runs(folder, "**/trials/*/run.json")
         started = {run.folder.relative_to(folder).parts[0]: run for run in trials}
         if started and all(
             name in resolved and resolved[name].matches(run) for name, run in started.items()
@@ -133,23 +134,23 @@ def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
 
 def resolve_config(what: str | Path, settings: Settings = (), lists: bool = False) -> Resolved:
     """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try."""
-    pairs = settings.items() if isinstance(settings, Mapping) else map(parse, settings)
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
     recipe, extra, folder = _locate(what)
-    written, given = read(find(recipe)), [*extra, *pairs]
-    before, values = beneath(written, {}), beneath(written, dict(given))
-    title = runs.title_of(extra[0][1]) if extra else recipe
+    written, given = read_recipe(find_recipe(recipe)), [*extra, *pairs]
+    before, values = with_dataset_settings(written, {}), with_dataset_settings(written, dict(given))
+    title = runs.data_name(extra[0][1]) if extra else recipe
     for name, value in given:
         swept = lists and isinstance(value, list) and not isinstance(values.get(name), tuple)
-        override(values, f"sweep.{name}" if swept else name, value)
+        override_value(values, f"sweep.{name}" if swept else name, value)
     _scale_warmup(values, before, {name for name, _ in given})
-    config = build(values)
+    config = build_config(values)
     refuse_without_effect(
         {name.removeprefix("sweep."): value for name, value in given},
         _grid_configs(config) if lists else [config],
     )
     changes = tuple(
         setting
-        for setting in changed(config, build(before))
+        for setting in changed_settings(config, build_config(before))
         if not (extra and setting.startswith("data.source="))
     )
     name = Path(title).stem if title.endswith(".toml") else title
@@ -170,7 +171,7 @@ def _scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[
             if name in given and recipe.get(name) and values.get(name):
                 share = min(1.0, values[name] / recipe[name])
     if share < 1:
-        put(values, "optim.warmup", max(1, round(share * warmup)))
+        set_value(values, "optim.warmup", max(1, round(share * warmup)))
 
 
 def _grid_configs(config: Config) -> list[Config]:
@@ -186,10 +187,10 @@ def _locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
         return str(path / "config.toml"), [], path
     if path.is_file() and path.suffix == ".toml":
         return text, [], None
-    if (name := text.removesuffix(".toml")) in recipes():
+    if (name := text.removesuffix(".toml")) in recipe_names():
         return name, [], None
     is_data = os.path.lexists(path) or text in CATALOG or "://" in text or ".tar" in text
     if is_data:
         return _DEFAULT, [("data.source", text)], None
-    hint = did_you_mean(text, [*recipes(), *CATALOG]) or "; `vitrail config` lists the recipes"
+    hint = did_you_mean(text, [*recipe_names(), *CATALOG]) or "; `vitrail config` lists the recipes"
     raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known data set{hint}")

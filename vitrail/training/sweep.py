@@ -17,14 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from vitrail import runs
-from vitrail.config import Config, shown
-from vitrail.console import is_main, optional, say
+from vitrail.config import (
+    DATASET_SETTINGS,
+    Config,
+    build_config,
+    load_config,
+    set_value,
+    to_flat,
+    toml_value,
+)
+from vitrail.console import import_optional, is_main, say
 from vitrail.data.opening import open_parts
 from vitrail.devices import Devices, devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
 from vitrail.runs import Run
-from vitrail.settings import OWN, build, load, put, to_flat
 from vitrail.training.build import apply_hyperrule
 from vitrail.training.hooks import score
 from vitrail.training.loop import DivergedError
@@ -58,9 +65,9 @@ def sweep(
 
 def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
     """The reports of all tested runs, and the page that compares them."""
-    page = optional("reporting.page", "pages of runs are")
+    page = import_optional("reporting.page", "pages of runs are")
     for path in _final_runs(result):
-        if not Run(path).inspected():
+        if not Run(path).has_inspection():
             inspect_run(Run(path), device)
         if page:
             page.write(path)
@@ -69,8 +76,8 @@ def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
 
 def _write_comparison(results: Sequence[Mapping[str, Any]], target: Path) -> None:
     """One page with the tested runs of some sweeps."""
-    comparison = optional("reporting.comparison", "the comparison is")
-    sweeps = optional("reporting.sweeps", "the comparison is") if comparison else None
+    comparison = import_optional("reporting.comparison", "the comparison is")
+    sweeps = import_optional("reporting.sweeps", "the comparison is") if comparison else None
     if comparison and sweeps:
         tables = [table for one in results for table in sweeps.tables(one, one.get("name", ""))]
         finals = [run for one in results for run in _final_runs(one)]
@@ -95,7 +102,9 @@ def compare(
 
     Without `out`, runs/comparison, or the next number; the same comparison is continued.
     """
-    names = {str(recipe): runs.name_of(str(recipe).removesuffix(".toml"), ()) for recipe in recipes}
+    names = {
+        str(recipe): runs.run_name(str(recipe).removesuffix(".toml"), ()) for recipe in recipes
+    }
     resolved = {names[recipe]: resolve_config(recipe, settings, lists=True) for recipe in names}
     folder = Path(out) if out else comparison_folder(resolved)
     results = [
@@ -136,7 +145,7 @@ class Trial:
         return statistics.fmean(accuracies), statistics.fmean(losses)
 
     def title(self) -> str:
-        return ", ".join(f"{name}={shown(value)}" for name, value in self.settings.items())
+        return ", ".join(f"{name}={toml_value(value)}" for name, value in self.settings.items())
 
 
 def best_val(run: Run) -> dict[str, Any]:
@@ -146,7 +155,7 @@ def best_val(run: Run) -> dict[str, Any]:
     events = [event for event in run.events() if event.get("event") == "val"]
     if not events or run.info().get("status") != "finished":
         return {}
-    train = load(run.folder / "config.toml").train
+    train = load_config(run.folder / "config.toml").train
     if train.keep == "last":
         return events[-1]
     return max(events, key=lambda event: score(event, train.class_weights == "balanced"))
@@ -165,7 +174,7 @@ class Sweep:
     def try_point(self, point: Mapping[str, Any], sources: Sequence[str]) -> Trial:
         """Trains with one point of the grid on each data set, without touching test."""
         name = Path("trials") / _folder_name("trial", point)
-        title = "trial    " + ", ".join(f"{k}={shown(v)}" for k, v in point.items())
+        title = "trial    " + ", ".join(f"{k}={toml_value(v)}" for k, v in point.items())
         trial = {source: self.train(source, name, point, title) for source in sources}
         train = with_point(self.config, point).train
         return Trial(point, trial, train.class_weights == "balanced")
@@ -186,7 +195,7 @@ class Sweep:
         config = self._config(source, point)
         folder = self._existing_folder(self._folder(source) / name, config)
         run = _finished(folder, config)
-        self.where.wait()  # or a fast process would start what a slow one is still looking for
+        self.where.barrier()  # or a fast process would start what a slow one is still looking for
         final = config.data.train_on == "train+val"
         if run is not None:
             if final and run.info().get("status") == "failed":
@@ -201,7 +210,7 @@ class Sweep:
             if final:
                 raise
             say(f"failed   {error}")  # a learning rate that is too high is a result too
-        self.where.wait()
+        self.where.barrier()
         if Run(folder).info().get("status") == "stopped":
             message = Run(folder).info().get("message")
             raise FailureError(f"{message}; the same command continues from there")
@@ -217,33 +226,42 @@ class Sweep:
         are part of the grid."""
         if not runs.is_run(folder):
             return False
-        began, wanted = to_flat(load(folder / "config.toml")), to_flat(config)
+        began, wanted = to_flat(load_config(folder / "config.toml")), to_flat(config)
         tried = self.config.sweep
         counts = (name for name in wanted if name in tried or not name.startswith("system."))
         return all(began[name] == wanted[name] for name in counts)
 
     def _folder(self, source: str) -> Path:
         """Of the runs on a data set: below its name, where there are several."""
-        return self.out / runs.name_of(source, ()) if _SOURCE in self.config.sweep else self.out
+        return self.out / runs.run_name(source, ()) if _SOURCE in self.config.sweep else self.out
 
     def _suffix(self, source: str) -> str:
         """The data set, where there are several, and the settings for it alone."""
-        own = ", ".join(f"{name}={shown(value)}" for name, value in OWN.get(source, {}).items())
+        own = ", ".join(
+            f"{name}={toml_value(value)}"
+            for name, value in DATASET_SETTINGS.get(source, {}).items()
+        )
         if _SOURCE not in self.config.sweep:
             return ""
         return f"  on {source}" + (f" ({own})" if own else "")
 
     def _config(self, source: str, point: Mapping[str, Any]) -> Config:
         """The config of a point of the grid on one data set."""
-        own = {_SOURCE: source, **OWN.get(source, {})} if _SOURCE in self.config.sweep else {}
+        own = (
+            {_SOURCE: source, **DATASET_SETTINGS.get(source, {})}
+            if _SOURCE in self.config.sweep
+            else {}
+        )
         config = with_point(self.config, {**own, **point})
         return apply_hyperrule(config, open_parts(config)) if config.train.hyperrule else config
 
 
 def _folder_name(name: str, point: Mapping[str, Any]) -> str:
     # Folder names leave system settings out, which may be what is tried here.
-    settings = [f"{k.replace('system.', 'system-')}={shown(value)}" for k, value in point.items()]
-    return runs.name_of(name, settings)
+    settings = [
+        f"{k.replace('system.', 'system-')}={toml_value(value)}" for k, value in point.items()
+    ]
+    return runs.run_name(name, settings)
 
 
 def _run_sweep(
@@ -271,8 +289,8 @@ def _run_sweep(
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
         sources, absent = present(config, where, facts.get("changed", ()))
         if where.main:
-            out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
-        out = where.shared(out)
+            out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
+        out = where.broadcast(out)
         protocol = Sweep(config, out, device, facts, where)
         trials = [protocol.try_point(point, sources) for point in grid]
         best = chosen(trials)
@@ -347,15 +365,15 @@ def with_point(config: Config, settings: Mapping[str, Any]) -> Config:
     """The config of one run, without the grid."""
     values = {k: v for k, v in to_flat(config).items() if not k.startswith("sweep.")}
     for name, value in settings.items():
-        put(values, name, list(value) if isinstance(value, tuple) else value)
-    return build(values)
+        set_value(values, name, list(value) if isinstance(value, tuple) else value)
+    return build_config(values)
 
 
 def _finished(folder: Path, config: Config) -> Run | None:
     """The run in a folder if it is complete, or diverged, as it would again."""
     run = Run(folder)
     if runs.is_run(folder):
-        runs.refuse_other(folder, config)
+        runs.check_same_config(folder, config)
     info = run.info()
     diverged = info.get("status") == "failed" and info.get("message", "").startswith("loss is ")
     return run if info.get("status") == "finished" or diverged else None

@@ -14,23 +14,21 @@ import numpy as np
 import torch
 
 from vitrail import runs
-from vitrail.config import Config
-from vitrail.console import TrainingBar, count_progress, duration, is_main, optional, say
+from vitrail.config import Config, load_config, to_flat
+from vitrail.console import TrainingBar, count_progress, duration, import_optional, is_main, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Data, subset
 from vitrail.data.loader import derive
 from vitrail.data.opening import open_parts
-from vitrail.devices import Devices, choose, devices, spread, too_large
+from vitrail.devices import Devices, choose_device, devices, out_of_memory_error, parallelize
 from vitrail.errors import VitrailError, one_line, out_of_memory
 from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.features import existing_cache, open_cache
 from vitrail.evaluation.held_out import is_recorded
 from vitrail.evaluation.predictor import Predictor
-from vitrail.files import cache, move
+from vitrail.files import cache_folder, move
 from vitrail.model import Classifier, build
 from vitrail.runs import Run
-from vitrail.settings import load as load_config
-from vitrail.settings import to_flat
 from vitrail.training import checkpoint
 from vitrail.training.build import apply_hyperrule, build_model, build_schedule
 from vitrail.training.checkpoint import Counters, TrainState
@@ -65,9 +63,9 @@ def train(
     run = Run(folder)
     if resume and run.info().get("status") == "finished":
         if not resolved.config.train.hyperrule:  # whose settings depend on the data
-            runs.refuse_other(folder, resolved.config)
-        say(f"{folder} holds {runs.described(run)}")
-        if not (run.inspected() and (folder / "report.html").exists()):
+            runs.check_same_config(folder, resolved.config)
+        say(f"{folder} holds {run.describe()}")
+        if not (run.has_inspection() and (folder / "report.html").exists()):
             _finish(run, device)  # a kill after training left it without
         return run
     options: dict[str, Any] = {"resume": resume, "device": device, "facts": resolved.facts()}
@@ -107,15 +105,15 @@ def train_config(
         data = open_parts(config, (facts or {}).get("changed", ()))
         config = apply_hyperrule(config, data)
         if where.main:
-            out = stack.enter_context((runs.claimed if numbered else runs.held)(out))
+            out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
             runs.create(out, config, dict(facts or {}), resume)
-        run = Run(where.shared(out), writes=where.main)
+        run = Run(where.broadcast(out), writes=where.main)
         try:
             return _train_and_test(config, data, where, run, test)
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             memory = isinstance(error, RuntimeError) and out_of_memory(error)
-            shown = too_large(where) if memory else error
+            shown = out_of_memory_error(where) if memory else error
             run.update(status=status, message=str(shown) or type(shown).__name__)
             if memory:
                 raise shown from None
@@ -124,7 +122,7 @@ def train_config(
 
 def _train_and_test(config: Config, data: Data, where: Devices, run: Run, test: bool) -> Run:
     torch.manual_seed(derive(config.seed))
-    keep_head = where.shared(_keeps_head(run, config))
+    keep_head = where.broadcast(_keeps_head(run, config))
     labels = data.labels if config.train.uses_labels else ()
     model = build_model(config.model, config.data, labels, keep_head)
     model.activation = "sigmoid" if config.train.objective == "sigmoid" else "softmax"
@@ -140,7 +138,7 @@ def _train_and_test(config: Config, data: Data, where: Devices, run: Run, test: 
         command = f"; `{runs.resume_command(run.folder)}` continues it" if test else ""
         run.say(f"{message}; last.pt is written{command}")
         return run
-    where.wait()
+    where.barrier()
     began = time.perf_counter()
     if test and config.train.uses_labels and data.test is not None:
         _evaluate_on_test(config, data, where, run)
@@ -158,7 +156,7 @@ def _announce(
 ) -> dict[str, str]:
     """Writes the facts of the run to run.json and its first lines to the terminal; returns the
     images that earlier sessions could not decode."""
-    print_of_data = where.shared(_fingerprint(data, model, run) if where.main else "")
+    print_of_data = where.broadcast(_fingerprint(data, model, run) if where.main else "")
     facts = describe(config, data, model, where, print_of_data)
     facts["model"]["keep_head"] = keep_head
     if run.has_checkpoint():
@@ -223,7 +221,7 @@ def _fit(
             # Before and after, nothing needs to be written first.
             stack.enter_context(hooks.watch_signals())
             loop.run(objective.batches(counters.step), hooks)
-    run.name_broken(where.union(hooks.skipped))
+    run.record_broken_images(where.union(hooks.skipped))
     run.update(cost=cost(counters.step))
     if not hooks.stop_signal and (config.train.keep == "last" or counters.best is None):
         with state.averaged():
@@ -234,7 +232,7 @@ def _fit(
 def _train_state(config: Config, objective: Objective, where: Devices) -> TrainState:
     """The objective on the devices, its optimizer and its EMA."""
     train, system = config.train, config.system
-    task = spread(objective, system.parallel, where)
+    task = parallelize(objective, system.parallel, where)
     if system.compile and not train.freeze:
         graphs = system.graphs and where.device.type == "cuda"
         objective.compiled.compile(mode="reduce-overhead" if graphs else None)
@@ -259,7 +257,7 @@ def _resume(state: TrainState, run: Run, where: Devices) -> None:
         if problems and run.writes:
             # Or the next checkpoint would push the good one out and keep the damaged one.
             move(previous, last)
-    run.forget_after(state.counters.step)
+    run.drop_events_after(state.counters.step)
 
 
 def _save_model(run: Run, model: Classifier, state: TrainState) -> None:
@@ -284,7 +282,7 @@ def _evaluate_on_test(config: Config, data: Data, where: Devices, run: Run) -> N
     model = load(run.weights).to(where.device)
     # A frozen run's features serve `fewshot` and `evaluate` afterwards.
     features = (open_cache if config.train.freeze else existing_cache)(
-        model, where.precision, cache()
+        model, where.precision, cache_folder()
     )
     predictor = Predictor(model, source.labels, precision=where.precision, cache=features)
     with count_progress("evaluating test", where.main) as advance:
@@ -310,7 +308,7 @@ def _keeps_head(run: Run, config: Config) -> bool:
 
 def _without_trained_on(data: Data, model: Classifier, init: str) -> Data:
     """The data, its test split without images that the initial weights were trained on."""
-    recorded = runs.training_images(model.file)
+    recorded = runs.training_image_hashes(model.file)
     if recorded is None or data.test is None:
         return data
     seen = is_recorded(data.test, recorded)
@@ -335,7 +333,7 @@ def _fingerprint(data: Data, model: Classifier, run: Run) -> str:
         hashes = content_hashes(source, advance)
     if not resumed:
         # What the initial weights were trained on counts as well.
-        before = runs.training_images(model.file)
+        before = runs.training_image_hashes(model.file)
         known = hashes if before is None else np.concatenate([hashes, before])
         run.record_training_images(known)
     return fingerprint(source, hashes)
@@ -358,13 +356,13 @@ def _finish(run: Run, device: str) -> None:
     """The report, and the last lines."""
     info = run.info()
     finished = info["status"] == "finished"
-    if finished and not run.inspected():
+    if finished and not run.has_inspection():
         inspect_run(run, device)
-    page = optional("reporting.page", "the report is")
+    page = import_optional("reporting.page", "the report is")
     target: Path | None = page.write(run.folder) if page else None
     if not finished:
         return
-    top1, split, n = runs.score(run)
+    top1, split, n = run.score()
     parts = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]
     if top1 is not None:
         parts.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
@@ -391,13 +389,13 @@ def _list_skipped(run: Run, target: Path) -> None:
 
 def inspect_run(run: Run, device: str) -> None:
     """Inspects the model of a run for its report; nothing is lost where that fails."""
-    summary = optional("inspection.summary", "inspection is")
+    summary = import_optional("inspection.summary", "inspection is")
     if summary is None:
         return
     try:
         data = open_parts(load_config(run.folder / "config.toml"))
         split = next(name for name in ("test", "val", "train") if name in data.parts)
-        model = load(run.folder).to(choose(device))
+        model = load(run.folder).to(choose_device(device))
         # No longer than training took: a run of seconds is not worth many of them.
         seconds = min(summary.SECONDS, float(run.info().get("seconds", 0.0)))
         summary.summarize(model, data.part(split), split, run.folder / "inspection", seconds)

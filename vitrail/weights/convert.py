@@ -58,11 +58,11 @@ class Parity:
         return max(self.difference, self.features) <= _TOLERANCE
 
     def lines(self) -> list[str]:
-        meaning = f"GELU {self.gelu}, LayerNorm epsilon {self.eps:g}"
-        effect = f"none: {meaning}, as before"
+        numerics = f"GELU {self.gelu}, LayerNorm epsilon {self.eps:g}"
+        effect = f"none: {numerics}, as before"
         if self.switch:
             effect = (
-                f"{self.target_format} means {meaning}; "
+                f"{self.target_format} means {numerics}; "
                 f"that alone moves logits by {self.switch:.1e}"
             )
         switch = [f"switch  {effect}"] if self.gelu else []
@@ -87,7 +87,7 @@ def convert(
 ) -> Parity:
     """Write `source` as a checkpoint of format `to`, read that back and compare the logits.
 
-    `heads` and `gelu` are for a source that does not say them.
+    `heads` and `gelu` are for a source that does not state them.
     """
     checkpoint = open_checkpoint(source, size, heads=heads, gelu=gelu)
     architecture = checkpoint.architecture
@@ -131,5 +131,5 @@ def _outputs(checkpoint: Checkpoint, images: Tensor) -> tuple[Tensor, Tensor]:
 
 def _largest(a: Tensor, b: Tensor) -> float:
     if a.shape != b.shape:
-        raise VitrailError(f"the converted model answers {tuple(b.shape)}, not {tuple(a.shape)}")
+        raise VitrailError(f"the converted model outputs {tuple(b.shape)}, not {tuple(a.shape)}")
     return (a - b).abs().max().item()

@@ -16,20 +16,17 @@ from vitrail.weights.layout import (
     CONV,
     DENSE,
     POINTWISE_CONV,
-    Entry,
     Format,
     Size,
     Tensors,
-    count,
+    WeightEntry,
     entry,
     grid_of,
-    length,
     merged,
     positions_with_slot,
     projection_biases,
     projections,
     resnet_of,
-    units_of,
 )
 from vitrail.weights.read import Contents
 
@@ -44,7 +41,7 @@ GENERATIONS = (
     ("LayerNorm_1/", "LayerNorm_2/"),
     ("MlpBlock_0/", "MlpBlock_3/"),
 )
-"""Linen numbers the parts of a block within each class, its predecessor across all of them."""
+"""Linen numbers the modules of a block per class, its predecessor across all of them."""
 
 
 class _Google(Format):
@@ -86,33 +83,31 @@ class _Google(Format):
     def describe(self, contents: Contents, size: Size | None) -> Architecture:
         tensors = contents.tensors
         if _BIT_ROOT in tensors:
-            units = units_of(
-                tensors, "resnet/block{0}/unit{1:02d}/a/group_norm/gamma", start=(1, 1)
-            )
+            units = contents.units("resnet/block{0}/unit{1:02d}/a/group_norm/gamma", start=(1, 1))
             root = tensors[_BIT_ROOT].permute(3, 2, 0, 1)
-            return resnet_of(root, units, length(tensors, "resnet/head/conv2d/bias"), size)
+            return resnet_of(root, units, contents.rows("resnet/head/conv2d/bias"), size)
         patch, _, channels, width = tensors["embedding/kernel"].shape
         backbone = None
         if "conv_root/kernel" in tensors:
-            backbone = units_of(tensors, "block{0}/unit{1}/conv1/kernel", start=(1, 1))
+            backbone = contents.units("block{0}/unit{1}/conv1/kernel", start=(1, 1))
             channels = tensors["conv_root/kernel"].shape[2]
         block = _BLOCK.format(0)
-        # JAX has heads apart, so that even their number is in the shapes.
+        # JAX keeps heads on an axis of their own, so that even their number is in the shapes.
         _, heads, head_width = tensors[f"{block}MultiHeadDotProductAttention_1/query/kernel"].shape
         pooled = "attention" if "MAPHead_0/probe" in tensors else "mean"
         known: dict[str, Any] = {
             "width": width,
-            "depth": count(tensors, _BLOCK + "LayerNorm_0/scale"),
+            "depth": contents.count(_BLOCK + "LayerNorm_0/scale"),
             "heads": heads,
             "head_width": 0 if heads * head_width == width else head_width,
             "mlp": tensors[f"{block}MlpBlock_3/Dense_0/kernel"].shape[1],
             "patch": patch,
             "channels": channels,
             "backbone": backbone,
-            "classes": length(tensors, "head/bias"),
+            "classes": contents.rows("head/bias"),
             "class_token": "cls" in tensors,
             "pool": "class" if "cls" in tensors else pooled,
-            "hidden": length(tensors, "pre_logits/bias"),
+            "hidden": contents.rows("pre_logits/bias"),
         }
         if _POSITIONS not in tensors:  # sin-cos positions are not stored
             size = size or (224, 224)
@@ -122,7 +117,7 @@ class _Google(Format):
         size, slot = grid_of(slots, choices, patch, backbone, stated=contents.size, requested=size)
         return ViTArchitecture(**known, class_slot=bool(slot), size=size)
 
-    def table(self, a: Architecture) -> list[Entry]:
+    def table(self, a: Architecture) -> list[WeightEntry]:
         if isinstance(a, ResNetArchitecture):
             return _bit_table()
         if not isinstance(a, ViTArchitecture):
@@ -152,7 +147,7 @@ class _Google(Format):
         return {_newer(key): x for key, x in tensors.items()} if linen else tensors
 
     def preprocessing(self, contents: Contents, a: Architecture) -> Preprocessing:
-        """The reference's evaluation: squeezed to the size, bilinear, no antialiasing, -1 to 1."""
+        """The reference: resized to the size as a whole, bilinear, no antialiasing, -1 to 1."""
         half = (0.5,) * a.channels
         return Preprocessing(size=a.size, antialias=False, mean=half, std=half)
 
@@ -181,28 +176,28 @@ def _newer(key: str) -> str:
     return _LINEN + key
 
 
-def _dense(ours: str, theirs: str) -> list[Entry]:
+def _dense(ours: str, theirs: str) -> list[WeightEntry]:
     weight = entry(f"{ours}.weight", f"{theirs}/kernel", DENSE)
     return [weight, entry(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def _norm(ours: str, theirs: str, scale: str = "scale", bias: str = "bias") -> list[Entry]:
+def _norm(ours: str, theirs: str, scale: str = "scale", bias: str = "bias") -> list[WeightEntry]:
     return [entry(f"{ours}.weight", f"{theirs}/{scale}"), entry(f"{ours}.bias", f"{theirs}/{bias}")]
 
 
-def _projection(ours: str, theirs: list[str], heads: int) -> list[Entry]:
-    """Our one matrix, their one matrix for each of query, key and value."""
+def _projection(ours: str, theirs: list[str], heads: int) -> list[WeightEntry]:
+    """One matrix of ours, one matrix of theirs for each of query, key and value."""
     kernels, biases = (tuple(f"{part}/{end}" for part in theirs) for end in ("kernel", "bias"))
     return [
-        Entry((f"{ours}.weight",), kernels, projections(heads, len(theirs))),
-        Entry((f"{ours}.bias",), biases, projection_biases(heads, len(theirs))),
+        WeightEntry((f"{ours}.weight",), kernels, projections(heads, len(theirs))),
+        WeightEntry((f"{ours}.bias",), biases, projection_biases(heads, len(theirs))),
     ]
 
 
-def _stem_table() -> list[Entry]:
+def _stem_table() -> list[WeightEntry]:
     """Everything before the encoder, a hybrid's ResNet included."""
     unit, theirs = "backbone.stage#.#.", "block{0}/unit{1:1}/"
-    found = [
+    table = [
         entry("class_token", "cls"),
         positions_with_slot(_POSITIONS),
         entry("positions.0.table", _POSITIONS),
@@ -214,12 +209,12 @@ def _stem_table() -> list[Entry]:
         *_norm(f"{unit}projection_norm", f"{theirs}gn_proj"),
     ]
     for i in (1, 2, 3):
-        found += [entry(f"{unit}conv{i}.weight", f"{theirs}conv{i}/kernel", CONV)]
-        found += _norm(f"{unit}norm{i}", f"{theirs}gn{i}")
-    return found
+        table += [entry(f"{unit}conv{i}.weight", f"{theirs}conv{i}/kernel", CONV)]
+        table += _norm(f"{unit}norm{i}", f"{theirs}gn{i}")
+    return table
 
 
-def _block_table(heads: int) -> list[Entry]:
+def _block_table(heads: int) -> list[WeightEntry]:
     attention = f"{_BLOCK}MultiHeadDotProductAttention_1"
     parts = [f"{attention}/{part}" for part in ("query", "key", "value")]
     return [
@@ -233,7 +228,7 @@ def _block_table(heads: int) -> list[Entry]:
     ]
 
 
-def _pool_table(heads: int) -> list[Entry]:
+def _pool_table(heads: int) -> list[WeightEntry]:
     attention = "MAPHead_0/MultiHeadDotProductAttention_0"
     return [
         entry("pool.probe", "MAPHead_0/probe"),
@@ -247,9 +242,9 @@ def _pool_table(heads: int) -> list[Entry]:
     ]
 
 
-def _bit_table() -> list[Entry]:
+def _bit_table() -> list[WeightEntry]:
     unit, theirs = "stages.#.#.", "resnet/block{0:1}/unit{1:01}/"
-    found = [
+    table = [
         entry("root.weight", _BIT_ROOT, CONV),
         *_norm("norm", "resnet/group_norm", "gamma", "beta"),
         entry("head.weight", "resnet/head/conv2d/kernel", POINTWISE_CONV),
@@ -258,6 +253,6 @@ def _bit_table() -> list[Entry]:
     ]
     for i, letter in enumerate("abc", start=1):
         kernel = f"{theirs}{letter}/standardized_conv2d/kernel"
-        found += [entry(f"{unit}conv{i}.weight", kernel, CONV)]
-        found += _norm(f"{unit}norm{i}", f"{theirs}{letter}/group_norm", "gamma", "beta")
-    return found
+        table += [entry(f"{unit}conv{i}.weight", kernel, CONV)]
+        table += _norm(f"{unit}norm{i}", f"{theirs}{letter}/group_norm", "gamma", "beta")
+    return table

@@ -1,4 +1,4 @@
-"""Addresses of weights to local files or folders, downloaded once and verified."""
+"""Weights on the web and on the Hugging Face Hub: downloaded once and verified."""
 
 import os
 import re
@@ -6,22 +6,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitrail.errors import FailureError, VitrailError
-from vitrail.files import PATIENCE, Patience, damage_of, damaged, fetch_file, host_of, reason_of
+from vitrail.files import (
+    RETRIES,
+    RetryPolicy,
+    damage_error,
+    fetch_file,
+    hash_mismatch,
+    host_of,
+    reason_of,
+)
 from vitrail.weights.read import WEIGHTS
 
 
-def fetch(source: str, folder: Path | None = None, patience: Patience = PATIENCE) -> Path:
+def fetch(source: str, folder: Path | None = None, retries: RetryPolicy = RETRIES) -> Path:
     """The file behind `https://…`, or the folder behind `hub:owner/repository[@revision]`.
 
     `package:folder` is a folder that was installed with Vitrail: there is nothing to fetch.
 
-    What was fetched once needs no network again. Web files are stored in `cache()`, those of the
-    hub in the hub's own cache, which other programs share; `folder` replaces either.
+    What was downloaded once needs no network again. Web files are stored in `cache_folder()`, those
+    of the hub in the hub's own cache, which other programs share; `folder` replaces either.
     """
     if source.startswith("package:"):
         return Path(__file__).parents[1] / source.removeprefix("package:")
     if not source.startswith("hub:"):
-        return fetch_file(source, folder, patience)
+        return fetch_file(source, folder, retries)
     parts = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
     if not parts:
         raise VitrailError(
@@ -92,10 +100,10 @@ class _Repository:
             raise self._error(name, error) from error
         # Small files have a git hash here, which is not that of their bytes alone.
         sha256 = re.fullmatch(r"[0-9a-f]{64}", about.etag or "")
-        if sha256 and (damage := damage_of(path, {"sha256": sha256[0]})):
+        if sha256 and (damage := hash_mismatch(path, {"sha256": sha256[0]})):
             path.resolve().unlink()  # the bytes; `path` is a link to them
             path.unlink(missing_ok=True)
-            raise damaged(name, self.name, damage)
+            raise damage_error(name, self.name, damage)
         return path
 
     def _error(self, file: str, error: Exception) -> VitrailError:

@@ -10,23 +10,20 @@ from vitrail.model.resnet import ResNetArchitecture
 from vitrail.model.variants import Architecture
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.layout import (
-    Entry,
     Format,
     Size,
     Tensors,
     Unstated,
+    WeightEntry,
     beyond_class_token,
     bottlenecks,
-    count,
     entry,
     grid_of,
     heads_of,
-    length,
     positions_with_slot,
     resnet_of,
     stacked,
     torch_module,
-    units_of,
     with_every_position,
 )
 from vitrail.weights.read import Contents
@@ -37,7 +34,7 @@ _GELUS = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
 # Pillow's numbers for the filters, as preprocessor_config.json has them.
 _FILTERS: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
 
-# Since version 5 the modules of a ViT in memory have other names than its files.
+# Since version 5, the modules of a ViT in memory have other names than in its files.
 _MEMORY_NAMES = (
     (r"^layers\.(\d+)\.attention\.([qkv])_proj\.", r"encoder.layer.\1.attention.attention.\2."),
     (r"^layers\.(\d+)\.attention\.o_proj\.", r"encoder.layer.\1.attention.output.dense."),
@@ -49,7 +46,7 @@ _MEMORY_NAMES = (
     (r"attention\.v\.", "attention.value."),
 )
 
-# What BitConfig may change without a trace in the tensors, and what it has to be.
+# Fields of BitConfig that the tensors do not show, and the only supported value of each.
 _BIT_FIELDS = {
     "layer_type": "preactivation",
     "hidden_act": "relu",
@@ -104,15 +101,15 @@ class _HuggingFace(Format):
         tensors, config = contents.tensors, contents.config
         if _BIT_ROOT in tensors:
             _check_fields(contents, _BIT_FIELDS)
-            units = units_of(tensors, "encoder.stages.{0}.layers.{1}.conv1.weight")
-            classes = length(tensors, "classifier.1.weight")
+            units = contents.units("encoder.stages.{0}.layers.{1}.conv1.weight")
+            classes = contents.rows("classifier.1.weight")
             return resnet_of(tensors[_BIT_ROOT], units, classes, size or _prepared_size(contents))
-        hidden = length(tensors, "pooler.dense.weight")
+        hidden = contents.rows("pooler.dense.weight")
         _check_fields(contents, {"pooler_act": "tanh"} if hidden else {})
         width, channels, patch, _ = tensors[_PATCHES].shape
         shape = {
             "width": width,
-            "depth": count(tensors, "encoder.layer.{0}.layernorm_before.weight"),
+            "depth": contents.count("encoder.layer.{0}.layernorm_before.weight"),
             "mlp": tensors["encoder.layer.0.intermediate.dense.weight"].shape[0],
         }
         # A config.json without the number of heads means ViTConfig's default.
@@ -129,11 +126,11 @@ class _HuggingFace(Format):
             channels=channels,
             size=size,
             class_slot=bool(slot),
-            classes=length(tensors, "classifier.weight"),
+            classes=contents.rows("classifier.weight"),
             hidden=hidden,
         )
 
-    def table(self, a: Architecture) -> list[Entry]:
+    def table(self, a: Architecture) -> list[WeightEntry]:
         if isinstance(a, ResNetArchitecture):
             return [
                 entry("root.weight", _BIT_ROOT),
@@ -149,7 +146,7 @@ class _HuggingFace(Format):
             *torch_module("embedding", "embeddings.patch_embeddings.projection"),
             *torch_module("blocks.#.norm1", f"{layer}layernorm_before"),
             *(
-                Entry(
+                WeightEntry(
                     (f"blocks.#.attention.qkv.{end}",),
                     tuple(f"{part}.{end}" for part in qkv),
                     stacked(3),
@@ -182,7 +179,7 @@ class _HuggingFace(Format):
         }
 
     def preprocessing(self, contents: Contents, a: Architecture) -> Preprocessing | None:
-        """What preprocessor_config.json says, if it can be followed; else ViTImageProcessor's."""
+        """That of preprocessor_config.json, if supported; the default is ViTImageProcessor's."""
         stated = contents.preprocessor
         half = [0.5] * a.channels
         whole = {"height": a.size[0], "width": a.size[1]}
@@ -213,7 +210,7 @@ class _HuggingFace(Format):
     def exceptions(self, contents: Contents) -> dict[str, Any]:
         act = contents.config.get("hidden_act", "gelu")
         if act not in _GELUS:
-            raise VitrailError(f"{contents.path}: hidden_act '{act}' is no GELU")
+            raise VitrailError(f"{contents.path}: hidden_act '{act}' is not a GELU")
         return {"gelu": _GELUS[act], "eps": float(contents.config.get("layer_norm_eps", 1e-12))}
 
     def sidecars(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -250,7 +247,7 @@ HUGGINGFACE = _HuggingFace()
 
 
 def _check_fields(contents: Contents, required: dict[str, Any]) -> None:
-    """Stop at a field of config.json that describes another model than there is here."""
+    """Stop at a field of config.json that describes an unsupported model."""
     for field, only in required.items():
         value = contents.config.get(field, only)
         if value != only:

@@ -34,31 +34,30 @@ class Format:
 
     name: str
     owner: str
-    """Whose models these are, in messages."""
+    """How messages name the family."""
     gelu: Literal["tanh", "erf"]
-    """What a file of this family means, since the weights do not show it; so for `eps`."""
+    """The GELU of the family's models, which the weights do not show; likewise `eps`."""
     eps: float
     interpolation: Interpolation
     suffix: str
     """The family's usual container; empty is a folder with config.json."""
     resnet: type[Architecture] = ResNetArchitecture
-    """The ResNet that the family has besides the ViT."""
+    """The family's ResNet."""
 
     def recognize(self, contents: Contents) -> bool:
         """Whether the names of the tensors are this family's."""
         raise NotImplementedError
 
     def normalize(self, tensors: Tensors) -> Tensors:
-        """Every dialect of the family under one set of names."""
+        """Rename the tensors of every version of the family to one set of names."""
         return tensors
 
     def unsupported(self, contents: Contents) -> str:
-        """The family of a model whose names look like this one's but which computes something
-        else; empty for our own."""
+        """What a model is that has this family's names but computes something else; else empty."""
         return ""
 
     def unstated(self, contents: Contents) -> Collection[Unstated]:
-        """What neither the tensors nor the config say, and is assumed."""
+        """What neither the tensors nor the config state, so that it has to be assumed."""
         return ()
 
     def describe(self, contents: Contents, size: Size | None) -> Architecture:
@@ -66,8 +65,8 @@ class Format:
         requested, which rectangles may need."""
         raise NotImplementedError
 
-    def table(self, a: Architecture) -> list["Entry"]:
-        """Our keys and theirs."""
+    def table(self, a: Architecture) -> list["WeightEntry"]:
+        """The weight table: our keys and theirs."""
         raise NotImplementedError
 
     def lacks(self, a: ViTArchitecture) -> dict[str, bool]:
@@ -75,7 +74,7 @@ class Format:
         raise NotImplementedError
 
     def refusal(self, a: Architecture) -> str:
-        """Why this format cannot hold that architecture; empty where it can."""
+        """Why this format cannot hold that architecture; empty if it can."""
         if isinstance(a, self.resnet):
             return ""
         if not isinstance(a, ViTArchitecture):
@@ -91,23 +90,23 @@ class Format:
         )
 
     def adapt(self, a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
-        """The same function in terms of what the format has."""
+        """An equivalent model in terms of what the format has."""
         return a, tensors
 
     def file_names(self, a: Architecture, tensors: Tensors) -> Tensors:
-        """The names as files have them, where those differ from the table's."""
+        """Rename tensors as in files, if those differ from the table."""
         return tensors
 
     def preprocessing(self, contents: Contents, a: Architecture) -> Preprocessing | None:
-        """How images are prepared for the model; None where it cannot be done here."""
+        """How images are prepared for the model; None if that is not supported."""
         raise NotImplementedError
 
     def labels(self, contents: Contents) -> tuple[str, ...]:
-        """Names of the classes, where the config has them."""
+        """Names of the classes, if the config has them."""
         return ()
 
     def exceptions(self, contents: Contents) -> dict[str, Any]:
-        """GELU or epsilon, where they are not the family's."""
+        """GELU or epsilon, if they are not the family's."""
         return {}
 
     def sidecars(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -115,13 +114,13 @@ class Format:
         return {}, {}
 
     def numerics(self, a: Architecture) -> Architecture:
-        """The architecture with this family's GELU and epsilon, where it has any."""
+        """The architecture with this family's GELU and epsilon."""
         return replace(a, gelu=self.gelu, eps=self.eps) if isinstance(a, ViTArchitecture) else a
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How their tensors become ours, and back; both only copy numbers."""
+    """How their tensors become ours, and back; both only move numbers."""
 
     read: Callable[[Sequence[Tensor]], Sequence[Tensor]]
     write: Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -169,7 +168,7 @@ def merged(heads: int) -> Layout:
     )
 
 
-class Entry(NamedTuple):
+class WeightEntry(NamedTuple):
     """Our key or keys, their key or keys, and the layout between them."""
 
     ours: tuple[str, ...]
@@ -177,28 +176,28 @@ class Entry(NamedTuple):
     layout: Layout
 
 
-def entry(ours: str, theirs: str, layout: Layout = _SAME) -> Entry:
+def entry(ours: str, theirs: str, layout: Layout = _SAME) -> WeightEntry:
     """One tensor to one tensor."""
-    return Entry((ours,), (theirs,), layout)
+    return WeightEntry((ours,), (theirs,), layout)
 
 
-def positions_with_slot(theirs: str) -> Entry:
+def positions_with_slot(theirs: str) -> WeightEntry:
     """A table of positions whose first row is the class token's."""
-    return Entry(("positions.0.class_slot", "positions.0.table"), (theirs,), _SLOT)
+    return WeightEntry(("positions.0.class_slot", "positions.0.table"), (theirs,), _SLOT)
 
 
-def torch_module(ours: str, theirs: str) -> list[Entry]:
+def torch_module(ours: str, theirs: str) -> list[WeightEntry]:
     """Weight and bias of a module that is the same in another torch format."""
     return [entry(f"{ours}.{part}", f"{theirs}.{part}") for part in ("weight", "bias")]
 
 
-def bottlenecks(ours: str, theirs: str) -> list[Entry]:
+def bottlenecks(ours: str, theirs: str) -> list[WeightEntry]:
     """A residual unit of a ResNet, as timm and transformers name its parts."""
-    found = [entry(f"{ours}projection.weight", f"{theirs}downsample.conv.weight")]
+    table = [entry(f"{ours}projection.weight", f"{theirs}downsample.conv.weight")]
     for i in (1, 2, 3):
-        found += [entry(f"{ours}conv{i}.weight", f"{theirs}conv{i}.weight")]
-        found += torch_module(f"{ours}norm{i}", f"{theirs}norm{i}")
-    return found
+        table += [entry(f"{ours}conv{i}.weight", f"{theirs}conv{i}.weight")]
+        table += torch_module(f"{ours}norm{i}", f"{theirs}norm{i}")
+    return table
 
 
 class _Index(int):
@@ -209,10 +208,10 @@ class _Index(int):
         return f"{int(shown):02d}" if spec == "01" else str(int(shown))
 
 
-def match(table: Sequence[Entry], keys: Iterable[str]) -> tuple[list[Entry], list[str]]:
-    """Entries with their numbers filled in for these keys; and the keys without an entry."""
+def match(table: Sequence[WeightEntry], keys: Iterable[str]) -> tuple[list[WeightEntry], list[str]]:
+    """The table's entries for these keys of ours, numbers filled in; and the keys without one."""
     waiting = dict.fromkeys(keys)
-    matched: list[Entry] = []
+    matched: list[WeightEntry] = []
     for template in table:
         pattern = re.escape(template.ours[0]).replace(r"\#", r"(\d+)")
         for key in list(waiting):
@@ -222,13 +221,13 @@ def match(table: Sequence[Entry], keys: Iterable[str]) -> tuple[list[Entry], lis
             ours = tuple(part.replace("#", "{}").format(*filled) for part in template.ours)
             if all(part in waiting for part in ours):
                 theirs = tuple(part.format(*filled) for part in template.theirs)
-                matched.append(Entry(ours, theirs, template.layout))
+                matched.append(WeightEntry(ours, theirs, template.layout))
                 for part in ours:
                     del waiting[part]
     return matched, list(waiting)
 
 
-def to_ours(matched: Sequence[Entry], theirs: Tensors) -> Tensors:
+def to_ours(matched: Sequence[WeightEntry], theirs: Tensors) -> Tensors:
     """Our state dict from theirs."""
     ours: Tensors = {}
     for names, keys, layout in matched:
@@ -236,7 +235,7 @@ def to_ours(matched: Sequence[Entry], theirs: Tensors) -> Tensors:
     return ours
 
 
-def to_theirs(matched: Sequence[Entry], ours: Tensors) -> Tensors:
+def to_theirs(matched: Sequence[WeightEntry], ours: Tensors) -> Tensors:
     """Their state dict from ours."""
     theirs: Tensors = {}
     for names, keys, layout in matched:
@@ -244,32 +243,7 @@ def to_theirs(matched: Sequence[Entry], ours: Tensors) -> Tensors:
     return theirs
 
 
-# What formats read off tensors and configs
-
-
-def length(tensors: Tensors, key: str) -> int:
-    """Rows of a tensor; zero where there is none of that name."""
-    return tensors[key].shape[0] if key in tensors else 0
-
-
-def count(tensors: Tensors, template: str) -> int:
-    """How many of `template.format(0)`, `template.format(1)`, … there are in a row."""
-    i = 0
-    while template.format(i) in tensors:
-        i += 1
-    return i
-
-
-def units_of(tensors: Tensors, template: str, start: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
-    """Residual units of each stage, from keys with a stage and a unit, counted from `start`."""
-    units: list[int] = []
-    while True:
-        stage, unit = start[0] + len(units), start[1]
-        while template.format(stage, unit) in tensors:
-            unit += 1
-        if unit == start[1]:
-            return tuple(units)
-        units.append(unit - start[1])
+# What formats infer from tensors and configs
 
 
 def grid_of(
@@ -303,7 +277,7 @@ def grid_of(
         if requested is not None and slots == patches(requested) + slot:
             return requested, slot
     raise VitrailError(
-        f"{slots} positions are no square grid; say size=(rows, columns) of the images they are for"
+        f"{slots} positions are not a square grid; pass size=(rows, columns) of the images"
     )
 
 
@@ -317,7 +291,7 @@ def heads_of(contents: Contents, stated: Any, *, width: int, depth: int, mlp: in
     heads = int(heads)
     if heads < 1 or width % heads:
         raise VitrailError(
-            f"{contents.path}: cannot tell the number of heads of width {width}; say heads=… "
+            f"{contents.path}: cannot tell the number of heads of width {width}; pass heads=… "
             f"(convert: --heads), or put a config.json with {key} beside it"
         )
     return heads
@@ -336,7 +310,7 @@ def resnet_of(
     )
 
 
-# What formats lack, and how to do without
+# What formats lack, and how to write it anyway
 
 
 def head_width(a: ViTArchitecture) -> dict[str, bool]:
@@ -345,7 +319,7 @@ def head_width(a: ViTArchitecture) -> dict[str, bool]:
 
 
 def beyond_class_token(a: ViTArchitecture) -> dict[str, bool]:
-    """What a format lacks that has only the plain ViT with its class token."""
+    """Features beyond the plain ViT with its class token."""
     return {
         "hybrid": a.backbone is not None,
         "LayerScale": a.layer_scale > 0,
@@ -356,7 +330,7 @@ def beyond_class_token(a: ViTArchitecture) -> dict[str, bool]:
 
 
 def with_learned_positions(a: ViTArchitecture, tensors: Tensors) -> tuple[ViTArchitecture, Tensors]:
-    """Sin-cos positions written out as a table."""
+    """Sin-cos positions as a learned table."""
     if a.positions != "sincos":
         return a, tensors
     table = sincos(a.grid, a.width, torch.device("cpu"), torch.float32)
@@ -364,7 +338,7 @@ def with_learned_positions(a: ViTArchitecture, tensors: Tensors) -> tuple[ViTArc
 
 
 def with_every_position(a: Architecture, tensors: Tensors) -> tuple[Architecture, Tensors]:
-    """Positions in a learned table, with a zero one for a class token that has none."""
+    """A learned table of positions, with zeros for a class token that has none."""
     if not isinstance(a, ViTArchitecture):
         return a, tensors
     a, tensors = with_learned_positions(a, tensors)

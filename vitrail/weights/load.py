@@ -24,11 +24,11 @@ from vitrail.weights.google import GOOGLE
 from vitrail.weights.hub import fetch
 from vitrail.weights.huggingface import HUGGINGFACE
 from vitrail.weights.layout import (
-    Entry,
     Format,
     Size,
     Tensors,
     Unstated,
+    WeightEntry,
     match,
     to_ours,
     to_theirs,
@@ -50,31 +50,25 @@ _CONTAINERS = {".npz", ".safetensors", ".pt", ".pth", ".bin"}
 _OPTIONS = {"dropout", "embedding_dropout", "drop_path", "interpolation", "gelu", "eps"}
 
 
-class MismatchError(VitrailError):
-    """A checkpoint does not fit its architecture; every key that differs is named."""
-
-    def __init__(self, path: Path, found: Tensors, expected: Tensors) -> None:
-        self.missing = [key for key in expected if key not in found]
-        self.unexpected = [key for key in found if key not in expected]
-        had, wanted = _kinds(found), _kinds(expected)
-        self.misshapen = [
-            f"{key} {had[key]} instead of {wanted[key]}"
+def _check_shapes(path: Path, tensors: Tensors, expected: Tensors) -> None:
+    """Raise an error that names every tensor that is missing, unexpected or misshapen."""
+    has, wanted = _signatures(tensors), _signatures(expected)
+    problems = {
+        "missing": [key for key in wanted if key not in has],
+        "unexpected": [key for key in has if key not in wanted],
+        "misshapen": [
+            f"{key} {has[key]} instead of {wanted[key]}"
             for key in wanted
-            if key in had and had[key] != wanted[key]
-        ]
-        parts = ("missing", "unexpected", "misshapen")
-        named = {kind: keys for kind in parts if (keys := getattr(self, kind))}
-        lines = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in named.items()]
-        super().__init__(f"{path} does not fit its architecture; {'; '.join(lines)}")
+            if key in has and has[key] != wanted[key]
+        ],
+    }
+    lines = [f"{len(keys)} {kind}: {', '.join(keys)}" for kind, keys in problems.items() if keys]
+    if lines:
+        raise VitrailError(f"{path} does not fit its architecture; {'; '.join(lines)}")
 
 
-def _check(path: Path, found: Tensors, expected: Tensors) -> None:
-    if _kinds(found) != _kinds(expected):
-        raise MismatchError(path, found, expected)
-
-
-def _kinds(tensors: Tensors) -> dict[str, str]:
-    """Shape of each tensor, and whether it holds integers."""
+def _signatures(tensors: Tensors) -> dict[str, str]:
+    """The shape of each tensor, and whether it holds integers."""
     return {
         key: f"{tuple(x.shape)}{'' if x.is_floating_point() else ' of integers'}"
         for key, x in tensors.items()
@@ -93,7 +87,7 @@ class Checkpoint:
     preprocessing: Preprocessing | None = None
     activation: Activation = "softmax"
     assumed: str = ""
-    """One line about what the file does not say, and how it was read."""
+    """One line about what the file does not state, and what was assumed."""
     training_data: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -109,7 +103,7 @@ def load(
 
     Another number of `classes` puts a zero head in place of the old one; another `size` (a side, or
     rows and columns) interpolates the positions, by the method of the checkpoint's family or the
-    one named. `heads` and `gelu` are for files that do not say them. `options` change no tensor:
+    one named. `heads` and `gelu` are for files that do not state them. `options` change no tensor:
     dropout, embedding_dropout, drop_path, gelu, eps.
     """
     stated = {"heads": options.pop("heads", None), "gelu": options.get("gelu")}
@@ -130,8 +124,10 @@ def open_checkpoint(
     heads: int | None = None,
     gelu: Gelu | None = None,
 ) -> Checkpoint:
-    """A MODEL under our names, its positions for images of `size`; what it does not say is assumed,
-    in one line to stderr."""
+    """A MODEL under our names, with positions for images of `size`.
+
+    A line on stderr says what had to be assumed.
+    """
     path, published = resolve(source)
     if published is not None:
         size = published.size if size is None else size
@@ -142,7 +138,7 @@ def open_checkpoint(
         say(checkpoint.assumed)
     pre = checkpoint.preprocessing
     if published is not None and published.crop and pre is not None:
-        # Published beside a file that cannot say it itself.
+        # The file itself does not state it.
         short = round(published.size / published.crop)
         pre = replace(pre, short_side=short, interpolation=published.interpolation)
         checkpoint = replace(checkpoint, preprocessing=pre)
@@ -152,9 +148,9 @@ def open_checkpoint(
 
 
 def resolve(source: str | Path) -> tuple[Path, Published | None]:
-    """The path of a MODEL: a path as it is, a published name or an address once fetched.
+    """The path of a MODEL: a path, or that of a published name or an address once downloaded.
 
-    A folder comes before a published name, which it may be a copy of, but `./builtin` is a folder.
+    A folder comes before a published name, except for `builtin`: `./builtin` is the folder.
     """
     path = Path(source)
     if isinstance(source, Path) or (os.path.lexists(path) and source != BUILTIN.name):
@@ -168,11 +164,10 @@ def resolve(source: str | Path) -> tuple[Path, Published | None]:
 
 
 def to_model(checkpoint: Checkpoint) -> Classifier:
-    """The model; its tensors are the checkpoint's own. Raises a `MismatchError`."""
+    """The model; its tensors are the checkpoint's own."""
     with torch.device("meta"):
         model = build(checkpoint.architecture)
     tensors = checkpoint.tensors
-    _check(checkpoint.path, tensors, model.state_dict())
     # A layer cannot compute with two precisions: the widest of them is used.
     precisions = {x.dtype for x in tensors.values() if x.is_floating_point()}
     if len(precisions) > 1:
@@ -232,22 +227,22 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Recognize a checkpoint and translate it.
 
-    `requested` is the size the user wants; `known_size` that of the images the file is for, `heads`
-    and `gelu` what it cannot say itself, where the caller knows them.
+    `requested` is the size the user wants. `known_size`, the size of the images the file is for,
+    `heads` and `gelu` are what the file may not state but the caller knows.
     """
     contents = replace(read(path), size=known_size, heads=heads, gelu=gelu)
     if native.recognize(contents):
         stored = native.describe(contents)
         _check_heads(contents, stored["architecture"])
-        _check(path, contents.tensors, _shapes(stored["architecture"]))
+        _check_shapes(path, contents.tensors, _shapes(stored["architecture"]))
         return Checkpoint(path=path, format="vitrail", tensors=contents.tensors, **stored)
     for known in FORMATS.values():
         if known.recognize(contents):
             return _translate(known, contents, requested)
     shown = ", ".join(list(contents.tensors)[:3]) or "nothing"
     raise VitrailError(
-        f"{path} is no checkpoint of a known architecture (it holds {shown} …); "
-        f"known are {', '.join(FORMATS)} and vitrail"
+        f"{path} is not a checkpoint of a known architecture (it holds {shown} …); "
+        f"known formats are {', '.join(FORMATS)} and vitrail"
     )
 
 
@@ -268,8 +263,8 @@ def _translate(known: Format, contents: Contents, requested: Size | None) -> Che
         labels = known.labels(contents)
         preprocessing = known.preprocessing(contents, architecture)
     wanted = _shapes(architecture)
-    matched = _place(known, architecture, wanted)
-    _check(contents.path, contents.tensors, to_theirs(matched, wanted))
+    matched = _match_table(known, architecture, wanted)
+    _check_shapes(contents.path, contents.tensors, to_theirs(matched, wanted))
     if not labels and architecture.classes == 1000:
         # Nobody else publishes files of exactly a thousand classes without their names.
         labels = tuple(ResNet50_Weights.DEFAULT.meta["categories"])
@@ -285,15 +280,15 @@ def _translate(known: Format, contents: Contents, requested: Size | None) -> Che
 
 
 def _check_heads(contents: Contents, architecture: Architecture) -> None:
-    """Stop where the user gives another number of heads than the file itself has."""
+    """Stop if the user gives another number of heads than the file itself has."""
     heads = getattr(architecture, "heads", None)
     if contents.heads not in (None, heads):
-        has = f"says it has {heads}" if heads else f"is a {name(architecture)}, which has none"
-        raise VitrailError(f"{contents.path} {has}; heads = {contents.heads} cannot be")
+        has = f"has {heads} heads" if heads else f"is a {name(architecture)}, which has no heads"
+        raise VitrailError(f"{contents.path} {has}; leave heads = {contents.heads} out")
 
 
 def _assumption(contents: Contents, a: Architecture, unstated: Collection[Unstated]) -> str:
-    """One line about what a file leaves open and how it is read; empty where it says everything."""
+    """One line about what a file does not state and what is assumed; empty if it states all."""
     heads, width = getattr(a, "heads", 1), getattr(a, "width", 1)
     words: dict[Unstated, str] = {
         "heads": "" if contents.heads else f"{heads} heads of {width // heads}",
@@ -312,14 +307,14 @@ def _assumption(contents: Contents, a: Architecture, unstated: Collection[Unstat
     if not options:
         return line
     flags = ", ".join(f"--{option}" for option in options)
-    return f"{line}; {'=…, '.join(options)}=… (convert: {flags}) would change that"
+    return f"{line}; {'=…, '.join(options)}=… (convert: {flags}) changes that"
 
 
-def _place(known: Format, architecture: Architecture, tensors: Tensors) -> list[Entry]:
-    """Where each of our tensors is in a format; an error names those that have no place there."""
-    matched, homeless = match(known.table(architecture), tensors)
-    if homeless:
-        raise VitrailError(f"{known.name} has no place for {', '.join(homeless)}")
+def _match_table(known: Format, architecture: Architecture, tensors: Tensors) -> list[WeightEntry]:
+    """The format's entry for each of our tensors; an error names those that have none."""
+    matched, unmatched = match(known.table(architecture), tensors)
+    if unmatched:
+        raise VitrailError(f"{known.name} has no name for {', '.join(unmatched)}")
     return matched
 
 
@@ -330,7 +325,7 @@ def _shapes(architecture: Architecture) -> Tensors:
 
 
 def save(model: Classifier, path: str | Path, to: FormatName = "vitrail") -> None:
-    """Write the model in a format; an architecture the format cannot hold is named in the error."""
+    """Write the model in a format; an error says what the format cannot hold."""
     path = Path(path)
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given
     if not isinstance(model, Classifier) or any(x.is_meta for x in model.parameters()):
@@ -359,7 +354,7 @@ def to_contents(model: Classifier, path: Path, to: FormatName) -> Contents:
     if reason := target.refusal(model.architecture):
         raise VitrailError(f"cannot write {name(model.architecture)} for {to}: {reason}")
     architecture, tensors = target.adapt(model.architecture, tensors)
-    matched = _place(target, architecture, tensors)
+    matched = _match_table(target, architecture, tensors)
     config, preprocessor = target.sidecars(model)
     contents = Contents(
         path=path,
@@ -375,7 +370,7 @@ def to_contents(model: Classifier, path: Path, to: FormatName) -> Contents:
 
 
 def _refuse_ambiguous(target: Format, contents: Contents, architecture: Architecture) -> None:
-    """Stop where a file without a config would be read as another model."""
+    """Stop if a file without a config would be read as another model."""
     bare = replace(contents, config={}, tensors=target.normalize(contents.tensors))
     seen = target.describe(bare, architecture.size)
     if isinstance(seen, ViTArchitecture):

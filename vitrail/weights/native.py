@@ -1,4 +1,4 @@
-"""Vitrail's own safetensors: our names, and all that a user of the weights needs in the header."""
+"""Vitrail's own safetensors: our names; architecture, classes and preprocessing in the header."""
 
 import json
 import tomllib
@@ -23,7 +23,7 @@ def recognize(contents: Contents) -> bool:
 
 
 def header(model: Any) -> dict[str, str]:
-    """All but the tensors, as one JSON string."""
+    """Everything but the tensors, as one JSON string."""
     pre = model.preprocess
     description = {
         "version": _VERSION,
@@ -61,7 +61,7 @@ def describe(contents: Contents) -> dict[str, Any]:
 
 
 def _activation_of_run(path: Path) -> Activation:
-    """For weights written before their header had the activation: that of the run they are in."""
+    """For weights from before the header had the activation: that of the run they are in."""
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         folder = path if path.is_dir() else path.parent
         settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))

@@ -29,7 +29,7 @@ class Published:
     variant: str
     """A row of the table of variants."""
     size: int
-    """Side, in pixels, of the images it was trained or last fine-tuned on."""
+    """Side, in pixels, of the images it was last trained on."""
     classes: int = 1000
     """Zero: features only."""
     source: str
@@ -40,14 +40,14 @@ class Published:
     data: str
     """What it was trained on, in order."""
     crop: float = 0.0
-    """Fraction of the short side that its evaluation crops; zero where the file or its family
+    """Fraction of the short side that its evaluation crops; zero if the file or its family
     determines it."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """How that evaluation resizes, where `crop` is given."""
+    """How that evaluation resizes, if `crop` is given."""
     top1: float | None = None
     """Published ImageNet-1k top-1, in percent."""
     cited: str = ""
-    """Where that figure was published."""
+    """Source of that figure."""
 
 
 def _family(
@@ -72,15 +72,10 @@ _TABLE = tomllib.loads((files("vitrail.weights") / "published.toml").read_text(e
 PUBLISHED = tuple(row for family in _TABLE["family"] for row in _family(**family))
 
 BUILTIN = Published(**_TABLE["builtin"])
-"""The model that comes with Vitrail, so that everything works before anything is downloaded."""
+"""The model that comes with Vitrail, so that everything works without a download."""
 
 NAMES = {row.name: row for row in (BUILTIN, *PUBLISHED)}
 """Every published name that a MODEL may be."""
-
-
-def find(name: str) -> Published | None:
-    """The checkpoint of exactly that name."""
-    return NAMES.get(name)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The container (npz, safetensors, torch zip, folder) is detected from the first b
 """
 
 import io
+import itertools
 import json
 import math
 import pickle
@@ -24,12 +25,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.errors import VitrailError, one_line
-from vitrail.files import replace_with, write_json
+from vitrail.files import atomic_write, write_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""What a folder may call its weights; the first that exists is used."""
+"""Weights files in a folder; the first that exists is used."""
 
-# Beyond both, an archive is taken for a bomb: real weights hardly compress.
+# Beyond both, an archive counts as a zip bomb: real weights hardly compress.
 _MAX_INFLATED_BYTES = 1 << 30
 _MAX_INFLATION = 100
 
@@ -58,11 +59,30 @@ class Contents:
     preprocessor: dict[str, Any] = field(default_factory=dict)
     """preprocessor_config.json, likewise."""
     size: tuple[int, int] | None = None
-    """Rows and columns of the images it is for, where the caller knows them."""
+    """Rows and columns of the images it is for, if the caller knows them."""
     heads: int | None = None
     """Number of heads, likewise."""
     gelu: Literal["tanh", "erf"] | None = None
     """Kind of GELU, likewise."""
+
+    def rows(self, key: str) -> int:
+        """Rows of a tensor; zero if there is none of that name."""
+        return self.tensors[key].shape[0] if key in self.tensors else 0
+
+    def count(self, template: str) -> int:
+        """How many of `template.format(0)`, `template.format(1)`, … there are in a row."""
+        return next(i for i in itertools.count() if template.format(i) not in self.tensors)
+
+    def units(self, template: str, start: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
+        """Residual units of each stage, from keys with a stage and a unit, counted from `start`."""
+        units: list[int] = []
+        while True:
+            stage, unit = start[0] + len(units), start[1]
+            while template.format(stage, unit) in self.tensors:
+                unit += 1
+            if unit == start[1]:
+                return tuple(units)
+            units.append(unit - start[1])
 
 
 def read(path: Path) -> Contents:
@@ -78,18 +98,19 @@ def read(path: Path) -> Contents:
 
 @contextmanager
 def parsing(what: Path | str, kind: str) -> Iterator[None]:
-    """Turns whatever a parser raises into one line; each has a dozen kinds of errors."""
+    """Turn whatever a parser raises into one line; each has a dozen kinds of errors."""
     try:
         yield
     except (VitrailError, OSError):
         raise
     except KeyError as error:
         raise VitrailError(
-            f"{what} is no {kind} of a known kind: it has no {one_line(error.args[0])}"
+            f"{what} is not a known {kind}: it has no {one_line(error.args[0])}"
         ) from None
     except Exception as error:
         raise VitrailError(
-            f"{what} is no readable {kind} ({one_line(error)}); it may be truncated: fetch it again"
+            f"{what} is not a readable {kind} ({one_line(error)}); it may be truncated: fetch it "
+            "again"
         ) from None
 
 
@@ -148,7 +169,7 @@ def _read_file(path: Path) -> Contents:
         contents = Contents(path=path, tensors=_read_torch(path))
     else:
         raise VitrailError(
-            f"{path} is no safetensors, npz or torch file but begins with {start!r}; "
+            f"{path} is not a safetensors, npz or torch file: it begins with {start!r}; "
             "fetch the weights themselves"
         )
     # Names are printed, and a terminal obeys escape codes.
@@ -186,12 +207,12 @@ def _read_zip(path: Path) -> dict[str, Tensor]:
 
 
 def _refuse_bomb(path: Path, inflated: int) -> None:
-    """Stops before a small file fills the memory."""
+    """Stop before a small file fills the memory."""
     size = path.stat().st_size
     if inflated > _MAX_INFLATED_BYTES and inflated > _MAX_INFLATION * size:
         raise VitrailError(
             f"{path} would grow from {size:,} to {inflated:,} bytes; "
-            "that is no file of weights but a zip bomb"
+            "that is a zip bomb, not weights"
         )
 
 
@@ -201,7 +222,7 @@ def _read_npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> 
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise VitrailError(f"{where} is compressed in a way numpy never does; save it with savez")
     with archive.open(member) as stream:
-        data = stream.read(member.file_size)  # a limit: it may hold more than it announces
+        data = stream.read(member.file_size)  # a limit: it may hold more than it declares
     with parsing(where, "array"):
         file = io.BytesIO(data)
         version = npy.read_magic(file)
@@ -215,7 +236,7 @@ def _read_npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> 
         expected, rest = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
         if expected != rest:
             raise VitrailError(
-                f"{where} announces {expected:,} bytes but has {rest:,}; fetch it again"
+                f"{where} declares {expected:,} bytes but has {rest:,}; fetch it again"
             )
         array = np.frombuffer(bytearray(memoryview(data)[file.tell() :]), dtype=dtype)
         array = array.reshape(shape, order="F" if fortran else "C")
@@ -233,7 +254,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             value = value[wrapper]
     if not isinstance(value, Mapping):
         raise VitrailError(
-            f"{path} holds no state dict but a {type(value).__name__}; save the state dict itself"
+            f"{path} holds a {type(value).__name__}, not a state dict; save the state dict itself"
         )
     tensors = _checked(path, {re.sub(_WRAPPED, "", str(key)): x for key, x in value.items()})
     # One number, expanded, can pretend to be any amount of them.
@@ -259,7 +280,7 @@ def _unpickle(path: Path) -> Any:
 
 
 def _checked(path: Path, tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """The same, if all are dense tensors of numbers: not, for instance, sparse or quantized."""
+    """The tensors, if all are dense tensors of numbers: not sparse, quantized or anything else."""
     odd = [
         one_line(key)
         for key, x in tensors.items()
@@ -286,18 +307,18 @@ def write(contents: Contents, folder: bool = False) -> None:
     tensors = {key: tensor.contiguous() for key, tensor in contents.tensors.items()}
     if folder or not path.suffix:
         # The weights first: if the disk is full, the old configuration stays with the old weights.
-        replace_with(path / WEIGHTS[0], lambda part: save_file(tensors, part, metadata))
+        atomic_write(path / WEIGHTS[0], lambda part: save_file(tensors, part, metadata))
         write_json(path / "config.json", contents.config)
         write_json(path / "preprocessor_config.json", contents.preprocessor)
     elif path.suffix == ".npz":
-        replace_with(path, lambda part: _save_npz(part, tensors))
+        atomic_write(path, lambda part: _save_npz(part, tensors))
     elif path.suffix == ".safetensors":
         # A single file stores what the tensors do not show, such as the number of heads.
         sidecars = {"config": contents.config, "preprocessor": contents.preprocessor}
         metadata = metadata | {name: json.dumps(value) for name, value in sidecars.items() if value}
-        replace_with(path, lambda part: save_file(tensors, part, metadata))
+        atomic_write(path, lambda part: save_file(tensors, part, metadata))
     elif path.suffix in (".pt", ".pth", ".bin"):
-        replace_with(path, lambda part: _save_torch(part, tensors))
+        atomic_write(path, lambda part: _save_torch(part, tensors))
     else:
         raise VitrailError(
             f"cannot write '{path.suffix}' files; use .npz, .safetensors, .pth or a folder"

@@ -1,4 +1,4 @@
-"""timm's names, for ViT, hybrids and BiT; DeiT, DeiT-III and DINOv2 have them too."""
+"""timm's names for ViT, hybrids and BiT; DeiT, DeiT-III and DINOv2 use them too."""
 
 import re
 from dataclasses import replace
@@ -13,22 +13,19 @@ from vitrail.model.variants import name as variant_name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.layout import (
     POINTWISE,
-    Entry,
     Format,
     Size,
     Tensors,
     Unstated,
+    WeightEntry,
     bottlenecks,
-    count,
     entry,
     grid_of,
     head_width,
     heads_of,
-    length,
     positions_with_slot,
     resnet_of,
     torch_module,
-    units_of,
     with_learned_positions,
 )
 from vitrail.weights.read import Contents
@@ -48,7 +45,7 @@ _TANH_NAMES = (
 )
 _TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
 
-# Heads by name, or by width, depth and MLP width, that neither the table nor 64 a head gives.
+# Heads, by name or by width, depth and MLP width, where neither the table nor 64 per head holds.
 _HEADS: dict[object, int] = {"vit_base_patch16_gap_224": 16, (64, 6, 192): 2}
 
 # Architectures whose name determines heads and activation.
@@ -57,8 +54,8 @@ _NAMED = (
     r"so400m|giant|giantopt|gigantic)(_|$)|test_vit$"
 )
 
-# Arguments of a model's constructor that the tensors show, that inference does not use, or that are
-# obeyed here. Any other changes the result unseen.
+# Constructor arguments that the tensors show, that inference does not use, or that are supported
+# here. Any other would silently change the result.
 _ARGUMENTS = {
     *("img_size", "patch_size", "in_chans", "num_classes", "embed_dim", "depth", "mlp_ratio"),
     *("qkv_bias", "qk_norm", "proj_bias", "init_values", "class_token", "pos_embed"),
@@ -132,19 +129,19 @@ class _Timm(Format):
         args = model_args(contents)
         if _PATCHES not in tensors:
             supported_pool(contents, ("avg",))
-            units = units_of(tensors, "stages.{0}.blocks.{1}.conv1.weight")
-            classes = length(tensors, "head.fc.weight")
+            units = contents.units("stages.{0}.blocks.{1}.conv1.weight")
+            classes = contents.rows("head.fc.weight")
             size = size or config_size(contents)
             return resnet_of(tensors["stem.conv.weight"], units, classes, size)
         width, channels, patch, _ = tensors[_PATCHES].shape
         backbone = None
         for root in (f"{_BACKBONE}conv.weight", f"{_BACKBONE}stem.conv.weight"):
             if root in tensors:
-                backbone = units_of(tensors, _BACKBONE + "stages.{0}.blocks.{1}.conv1.weight")
+                backbone = contents.units(_BACKBONE + "stages.{0}.blocks.{1}.conv1.weight")
                 channels = tensors[root].shape[1]
         shape = {
             "width": width,
-            "depth": count(tensors, "blocks.{0}.norm1.weight"),
+            "depth": contents.count("blocks.{0}.norm1.weight"),
             "mlp": tensors["blocks.0.mlp.fc1.weight"].shape[0],
         }
         known_heads = _HEADS.get(str(config.get("architecture"))) or _HEADS.get((*shape.values(),))
@@ -154,8 +151,8 @@ class _Timm(Format):
             "patch": patch,
             "channels": channels,
             "backbone": backbone,
-            "classes": length(tensors, "head.weight"),
-            "hidden": length(tensors, "pre_logits.fc.bias"),
+            "classes": contents.rows("head.weight"),
+            "hidden": contents.rows("pre_logits.fc.bias"),
             "layer_scale": 1e-5 if "blocks.0.ls1.gamma" in tensors else 0.0,
             "registers": tensors["reg_token"].shape[1] if "reg_token" in tensors else 0,
             "class_token": "cls_token" in tensors,
@@ -168,7 +165,7 @@ class _Timm(Format):
         size, slot = _grid(contents, patch, backbone, known["registers"], size)
         return ViTArchitecture(**known, class_slot=slot, size=size)
 
-    def table(self, a: Architecture) -> list[Entry]:
+    def table(self, a: Architecture) -> list[WeightEntry]:
         if isinstance(a, ResNetArchitecture):
             return [
                 entry("root.weight", "stem.conv.weight"),
@@ -226,7 +223,7 @@ class _Timm(Format):
         return a, tensors
 
     def preprocessing(self, contents: Contents, a: Architecture) -> Preprocessing | None:
-        """What the config says, if it can be followed; without one, timm's for Google's weights."""
+        """That of the config, if supported; without one, what timm uses for Google's weights."""
         stated = contents.config.get("pretrained_cfg") or contents.config
         classic = isinstance(a, ClassicArchitecture) and a.channels == 3
         mean = IMAGENET_MEAN if classic else (0.5,) * a.channels
@@ -250,7 +247,7 @@ class _Timm(Format):
         return tuple(map(str, contents.config.get("label_names") or ()))
 
     def exceptions(self, contents: Contents) -> dict[str, Any]:
-        """Some models have the tanh GELU: known by name, or in a bare file by their shape."""
+        """Some models have the tanh GELU: known by name, or by shape in a file without a config."""
         stated = model_args(contents).get("act_layer")
         if stated is not None:
             if stated not in _GELUS:
@@ -303,7 +300,7 @@ TIMM = _Timm()
 
 
 def model_args(contents: Contents) -> dict[str, Any]:
-    """What config.json gives a model's constructor; an error names what is not supported."""
+    """The constructor arguments in config.json; an error names one that is not supported."""
     given = dict(contents.config.get("model_args") or {})
     for key, value in given.items():
         if value and key not in _ARGUMENTS:  # settings that are off or empty are the defaults
@@ -329,7 +326,7 @@ def config_size(contents: Contents) -> Size | None:
 
 
 def _pool_of(contents: Contents) -> str:
-    """Which vector the head reads: from the config, else from the tokens there are."""
+    """What the head reads: by the config, else by the tokens there are."""
     tensors = contents.tensors
     stated = supported_pool(contents, tuple(_POOLS))
     if "attn_pool.latent" in tensors:
@@ -375,7 +372,7 @@ def _grid(
     return size, bool(slot)
 
 
-def _backbone_table(a: ViTArchitecture) -> list[Entry]:
+def _backbone_table(a: ViTArchitecture) -> list[WeightEntry]:
     """A hybrid's ResNet; the root alone has no `stem` in its names."""
     root = f"{_BACKBONE}stem." if a.backbone else _BACKBONE
     unit, theirs = "backbone.stage#.#.", _BACKBONE + "stages.{0:-1}.blocks.{1}."
@@ -388,7 +385,7 @@ def _backbone_table(a: ViTArchitecture) -> list[Entry]:
 
 
 def _constructor(a: Architecture) -> tuple[str, dict[str, Any]]:
-    """A name that timm knows, empty where it has none, and the arguments of its constructor."""
+    """A model name of timm, or an empty string, and the arguments of its constructor."""
     if isinstance(a, ViTArchitecture) and a.backbone is None:
         return "vit_base_patch16_224", {
             "img_size": list(a.size),

@@ -8,20 +8,17 @@ from vitrail.model.classic import ClassicArchitecture, Depth
 from vitrail.model.variants import Architecture, name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.layout import (
-    Entry,
     Format,
     Size,
     Tensors,
     Unstated,
+    WeightEntry,
     beyond_class_token,
-    count,
     entry,
     grid_of,
     heads_of,
-    length,
     positions_with_slot,
     torch_module,
-    units_of,
     with_every_position,
 )
 from vitrail.weights.published import PUBLISHED, Published
@@ -65,7 +62,7 @@ class _Torchvision(Format):
         }
 
     def unsupported(self, contents: Contents) -> str:
-        # timm's ResNets with other poolings or paddings name their tensors alike.
+        # timm's ResNets with other poolings or paddings have the same tensor names.
         named = str(contents.config.get("architecture") or "resnet50")
         return "" if re.fullmatch(_PLAIN, named) else f"timm's {one_line(named)}"
 
@@ -84,7 +81,7 @@ class _Torchvision(Format):
         width, channels, patch, _ = tensors["conv_proj.weight"].shape
         shape = {
             "width": width,
-            "depth": count(tensors, f"{_LAYER}ln_1.weight"),
+            "depth": contents.count(f"{_LAYER}ln_1.weight"),
             "mlp": tensors[f"{_LAYER.format(0)}mlp.0.weight"].shape[0],
         }
         slots = tensors["encoder.pos_embedding"].shape[1]
@@ -96,11 +93,11 @@ class _Torchvision(Format):
             channels=channels,
             size=size,
             class_slot=bool(slot),
-            hidden=length(tensors, "heads.pre_logits.bias"),
-            classes=length(tensors, "heads.head.bias"),
+            hidden=contents.rows("heads.pre_logits.bias"),
+            classes=contents.rows("heads.head.bias"),
         )
 
-    def table(self, a: Architecture) -> list[Entry]:
+    def table(self, a: Architecture) -> list[WeightEntry]:
         if isinstance(a, ClassicArchitecture):
             return _resnet_table()
         attention = f"{_LAYER}self_attention."
@@ -131,7 +128,7 @@ class _Torchvision(Format):
         return with_every_position(a, tensors)
 
     def preprocessing(self, contents: Contents, a: Architecture) -> Preprocessing | None:
-        """timm's config.json if there is one, else what torchvision publishes for such a file."""
+        """That of timm's config.json, if any; else what torchvision uses for such a file."""
         if contents.config:
             return TIMM.preprocessing(contents, a)
         gray = (0.5,) * a.channels
@@ -154,7 +151,7 @@ TORCHVISION = _Torchvision()
 
 def _describe_resnet(contents: Contents, size: Size | None) -> ClassicArchitecture:
     tensors = contents.tensors
-    units = units_of(tensors, "layer{0}.{1}.conv1.weight", start=(1, 0))
+    units = contents.units("layer{0}.{1}.conv1.weight", start=(1, 0))
     depth = _DEPTHS.get((units, "layer1.0.conv3.weight" in tensors))
     if depth is None:
         raise VitrailError(f"{contents.path}: torchvision has no ResNet of units {list(units)}")
@@ -163,17 +160,17 @@ def _describe_resnet(contents: Contents, size: Size | None) -> ClassicArchitectu
         depth=depth,
         channels=tensors["conv1.weight"].shape[1],
         size=size or config_size(contents) or (224, 224),
-        classes=length(tensors, "fc.bias"),
+        classes=contents.rows("fc.bias"),
     )
 
 
-def _resnet_table() -> list[Entry]:
-    def norm(ours: str, theirs: str) -> list[Entry]:
+def _resnet_table() -> list[WeightEntry]:
+    def norm(ours: str, theirs: str) -> list[WeightEntry]:
         parts = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
         return [entry(f"{ours}.{part}", f"{theirs}.{part}") for part in parts]
 
     unit, theirs = "stages.#.#.", "layer{0:1}.{1}."
-    found = [
+    table = [
         entry("stem.0.weight", "conv1.weight"),
         *norm("stem.1", "bn1"),
         entry(f"{unit}downsample.0.weight", f"{theirs}downsample.0.weight"),
@@ -181,16 +178,16 @@ def _resnet_table() -> list[Entry]:
         *torch_module("head", "fc"),
     ]
     for i in (1, 2, 3):
-        found += [entry(f"{unit}conv{i}.weight", f"{theirs}conv{i}.weight")]
-        found += norm(f"{unit}bn{i}", f"{theirs}bn{i}")
-    return found
+        table += [entry(f"{unit}conv{i}.weight", f"{theirs}conv{i}.weight")]
+        table += norm(f"{unit}bn{i}", f"{theirs}bn{i}")
+    return table
 
 
 def _published_like(contents: Contents, a: Architecture) -> Published | None:
-    """The published file of this name, or the one that all of this shape are evaluated like."""
+    """The published file of this name; else one of this shape, if all such are evaluated alike."""
     rows = [row for row in PUBLISHED if row.source.startswith("https://download.pytorch.org/")]
     named = [row for row in rows if row.source.endswith(f"/{contents.path.name}")]
-    alike = [row for row in rows if (row.variant, (row.size, row.size)) == (name(a), a.size)]
-    if named or len({(row.crop, row.interpolation) for row in alike}) == 1:
-        return (named or alike)[0]
+    shaped = [row for row in rows if (row.variant, (row.size, row.size)) == (name(a), a.size)]
+    if named or len({(row.crop, row.interpolation) for row in shaped}) == 1:
+        return (named or shaped)[0]
     return None

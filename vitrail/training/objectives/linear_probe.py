@@ -17,7 +17,7 @@ from vitrail.data.loader import Batch
 from vitrail.devices import Devices
 from vitrail.evaluation.features import Features, extract, open_cache
 from vitrail.evaluation.metrics import summary
-from vitrail.files import cache
+from vitrail.files import cache_folder
 from vitrail.model import Classifier
 from vitrail.model.classifier import losses
 from vitrail.training.inputs import decoding_workers, process_share
@@ -34,7 +34,7 @@ class LinearProbe(Classification):
         assert model.head is not None
         model.head.requires_grad_(True)
         super().__init__(model.head, len(data.labels), **options)
-        cached = open_cache(model, where.precision, cache())
+        cached = open_cache(model, where.precision, cache_folder())
 
         def features_of(source: Source, split: str) -> Features:
             with count_progress(f"features of {split}", where.main) as advance:
