@@ -353,30 +353,18 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) 
 
     Without IMAGE: what the weights alone show, which is filters and positions.
     """
-    from vitrail.inspection.inspecting import inspect
+    from vitrail.inspection.inspect_model import inspect, show
 
     if options["layers"] is not None:
         options["layers"] = parse_numbers("--layers", options["layers"])
     options["size"] = None if options["size"] is None else parse_size(options["size"])
-    found = inspect(model, list(images), **options)
-    for name, reason in found["broken"]:
+    result = inspect(model, list(images), **options)
+    for name, reason in result["broken"]:
         echo(f"left out  {name}: {reason}", err=True)
     if as_json:
-        echo(json.dumps(found, ensure_ascii=False))
+        echo(json.dumps(result, ensure_ascii=False))
     else:
-        show_inside(found)
-
-
-def show_inside(found: dict[str, Any]) -> None:
-    """What `vitrail inspect` found, for a terminal."""
-    echo(found["model"])
-    for row in (found["attention_distance"] or {"layers": ()})["layers"]:
-        heads = "  ".join(f"{pixels:6.1f}" for pixels in row["heads"])
-        echo(f"layer {row['layer']:>2}  {heads}  px; {row['uniform']:.1f} if everywhere alike")
-    for what, reason in found["absent"].items():
-        echo(f"no {what}: {reason}")
-    for pictures in (found["files"], *(image["files"] for image in found["images"])):
-        echo(pictures["page"])
+        show(result)
 
 
 @main.command()

@@ -121,7 +121,7 @@ def say_skipped(run: Run, target: Path) -> None:
 
 def inspect_run(run: Run, device: str) -> None:
     """What the model of a run looks at, for its report; nothing is lost where that fails."""
-    summary = optional("inspection.summary", "inspection is")
+    summary = optional("inspection.inspect_model", "inspection is")
     if summary is None:
         return
     try:
@@ -129,7 +129,7 @@ def inspect_run(run: Run, device: str) -> None:
         split = next(name for name in ("test", "val", "train") if name in data.parts)
         model = load(run.folder).to(choose(device))
         # No longer than training took: a run of seconds is not worth many of them.
-        seconds = min(summary.SECONDS, float(run.info().get("seconds", 0.0)))
+        seconds = min(summary.SUMMARY_SECONDS, float(run.info().get("seconds", 0.0)))
         summary.summarize(model, data.part(split), split, run.folder / "inspection", seconds)
     except (VitrailError, RuntimeError, OSError) as error:
         run.say(f"inside   not looked at: {one_line(error)}")
