@@ -340,18 +340,20 @@ def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
 @main.command()
 @click.argument("model")
 @click.argument("images", nargs=-1, metavar="[IMAGE]...")
-@click.option("--out", required=True, metavar="DIR", help="The folder for pictures and numbers.")
-@click.option("--layers", help="Layers to show, as 0,5,-1; all distances and four maps if not set.")
-@click.option("--size", help="Show the images at SIDE or ROWSxCOLUMNS pixels.")
 @click.option(
-    "--class", "target", help="Class of gradient-weighted rollout.  [default: the answer]"
+    "--out", required=True, metavar="DIR", help="Folder for the images and inspection.json."
+)
+@click.option("--layers", help="Layers, as 0,5,-1.  [default: distances of all, maps of four]")
+@click.option("--size", help="Resize images to SIDE or ROWSxCOLUMNS pixels.")
+@click.option(
+    "--class", "target", help="Class of gradient-weighted rollout.  [default: the predicted one]"
 )
 @DEVICE
 @AS_JSON
 def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Filters, positions, attention distance, rollout, as pictures.
+    """Draw filters, positions, attention distance and rollout.
 
-    Without IMAGE: what the weights alone show, which is filters and positions.
+    Without IMAGE, only filters and position embeddings are drawn.
     """
     from vitrail.inspection.inspect_model import inspect, show
 
@@ -369,27 +371,31 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) 
 
 @main.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--sizes", default="", help="Pixels, as 64,128,224,384,512; else each model's own.")
-@click.option("--batches", default="", help="Batch sizes, as 1,64; else 1, 2, 4 … to the peak.")
-@click.option("--train", is_flag=True, help="Forward and backward in place of forward alone.")
-@click.option("--peers", is_flag=True, help="timm's model of the same name beside ours.")
+@click.option(
+    "--sizes", default="", help="Image sides, as 64,224,512.  [default: each model's own]"
+)
+@click.option(
+    "--batches", default="", help="Batch sizes, as 1,64.  [default: 1, 2, 4 … to the peak]"
+)
+@click.option("--train", is_flag=True, help="Measure forward and backward instead of forward only.")
+@click.option("--peers", is_flag=True, help="Also time timm's model of the same name.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="auto: bfloat16 where a GPU has it.",
+    help="auto is bfloat16 on a GPU that has it.",
 )
-@click.option("--seconds", default=20.0, show_default=True, help="For one model at one size.")
-@click.option("--memory", default=0.0, help="GiB a CPU may use; by default half of what is free.")
+@click.option("--seconds", default=20.0, show_default=True, help="Time per model and size.")
+@click.option("--memory", default=0.0, help="GiB a CPU may use.  [default: half of what is free]")
 @DEVICE
 @AS_JSON
 def benchmark(
     models: tuple[str, ...], sizes: str, batches: str, as_json: bool, **options: Any
 ) -> None:
-    """Images per second, latency, memory, largest batch, GMACs.
+    """Measure speed, latency, memory, largest batch and GMACs.
 
-    A variant's name, as B/16, is built fresh; any other MODEL is loaded.
+    The name of a variant, such as B/16, gets random weights; any other MODEL is loaded.
     """
     from vitrail.benchmarking.benchmark import benchmark, show
 
@@ -454,7 +460,7 @@ def convert(
     else:
         echo("\n".join(parity.lines()))
     if not parity.holds:
-        fail(f"{target} does not give the same answers; do not use it")
+        fail(f"{target} does not give the same outputs; do not use it")
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
@@ -472,32 +478,34 @@ def parse_size(text: str) -> int | tuple[int, int]:
     "--format",
     "kind",
     type=click.Choice(["onnx", "pt2", "hub"]),
-    help="[default: what the name of DST ends in]",
+    help="[default: the suffix of DST]",
 )
-@click.option("--int8", is_flag=True, help="8-bit numbers for CPUs, calibrated on DATA (onnx).")
-@click.option("--data", metavar="DATA", default="", help="Print accuracy before and after.")
-@click.option("--dynamic-size", is_flag=True, help="Any size at run time, where the model allows.")
+@click.option("--int8", is_flag=True, help="Quantize for CPUs, calibrated on DATA (onnx).")
+@click.option("--data", metavar="DATA", default="", help="Measure accuracy before and after.")
+@click.option("--dynamic-size", is_flag=True, help="Allow any image size, if the model does.")
 @click.option(
     "--preprocessing",
     type=click.Choice(["inside", "beside"]),
     default="inside",
     show_default=True,
-    help="In the graph, or described in a JSON file beside it.",
+    help="In the graph, or described in a JSON file next to it.",
 )
-@click.option("--to", type=click.Choice(["timm", "transformers"]), help="Who loads the hub folder.")
-@click.option("--upload", metavar="NAME", default="", help="Send the hub folder to OWNER/NAME.")
+@click.option(
+    "--to", type=click.Choice(["timm", "transformers"]), help="Library that loads the hub folder."
+)
+@click.option("--upload", metavar="NAME", default="", help="Upload the hub folder to OWNER/NAME.")
 @AS_JSON
 def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
-    """A file that runs without Vitrail, checked against the original.
+    """Write a file that runs without Vitrail; check its outputs.
 
-    DST is a name that ends in .onnx or .pt2, or a folder for --format hub.
+    DST ends in .onnx or .pt2, or is a folder for --format hub.
     """
-    from vitrail.exporting.choosing import export
+    from vitrail.exporting.export import export
 
     parity = export(model, target, **options)
     echo(json.dumps(parity.to_dict()) if as_json else "\n".join(parity.lines()))
     if not parity.holds:
-        raise FailureError(f"{target} does not give the same answers; do not use it")
+        raise FailureError(f"{target} does not give the same outputs; do not use it")
 
 
 @main.command()
