@@ -16,7 +16,7 @@ PUBLIC = {
     "evaluate": "vitrail.evaluation.evaluate",
     "export": "vitrail.exporting.export",
     "fewshot": "vitrail.evaluation.fewshot",
-    "inspect": "vitrail.inspection.inspecting",
+    "inspect": "vitrail.inspection.inspect_model",
     "load": "vitrail.weights.load",
     "predict": "vitrail.evaluation.predict",
     "report": "vitrail.reporting.page",

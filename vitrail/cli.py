@@ -373,30 +373,18 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) 
 
     Without IMAGE, draws only what the weights show: filters and positions.
     """
-    from vitrail.inspection.inspecting import inspect
+    from vitrail.inspection.inspect_model import inspect, show
 
     if options["layers"] is not None:
         options["layers"] = parse_numbers("--layers", options["layers"])
     options["size"] = None if options["size"] is None else parse_size(options["size"])
-    found = inspect(model, list(images), **options)
-    for name, reason in found["broken"]:
+    result = inspect(model, list(images), **options)
+    for name, reason in result["broken"]:
         echo(f"left out  {name}: {reason}", err=True)
     if as_json:
-        echo(json.dumps(found, ensure_ascii=False))
+        echo(json.dumps(result, ensure_ascii=False))
     else:
-        show_inside(found)
-
-
-def show_inside(found: dict[str, Any]) -> None:
-    """What `vitrail inspect` found, for a terminal."""
-    echo(found["model"])
-    for row in (found["attention_distance"] or {"layers": ()})["layers"]:
-        heads = "  ".join(f"{pixels:6.1f}" for pixels in row["heads"])
-        echo(f"layer {row['layer']:>2}  {heads}  px; {row['uniform']:.1f} if everywhere alike")
-    for what, reason in found["absent"].items():
-        echo(f"no {what}: {reason}")
-    for pictures in (found["files"], *(image["files"] for image in found["images"])):
-        echo(pictures["page"])
+        show(result)
 
 
 @main.command()
@@ -494,7 +482,7 @@ def convert(
     else:
         echo("\n".join(parity.lines()))
     if not parity.holds:
-        fail(f"{target} does not give the same answers; do not use it")
+        fail(f"{target} does not give the same outputs; do not use it")
 
 
 def parse_size(text: str) -> int | tuple[int, int]:
@@ -534,12 +522,12 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
 
     DST ends in .onnx or .pt2, or is a folder with --format hub.
     """
-    from vitrail.exporting.choosing import export
+    from vitrail.exporting.export import export
 
     parity = export(model, target, **options)
     echo(json.dumps(parity.to_dict()) if as_json else "\n".join(parity.lines()))
     if not parity.holds:
-        raise FailureError(f"{target} does not give the same answers; do not use it")
+        raise FailureError(f"{target} does not give the same outputs; do not use it")
 
 
 @main.command()

@@ -11,19 +11,19 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import vitrail
 from tests.models import small
-from vitrail.benchmarking import measuring
-from vitrail.benchmarking.benchmark import GIB, Options, benchmark, free_gib, show
-from vitrail.benchmarking.measuring import (
-    LIMIT,
+from vitrail.benchmarking import measure
+from vitrail.benchmarking.benchmark import GIB, BenchmarkOptions, benchmark, free_gib, show
+from vitrail.benchmarking.measure import (
+    MAX_BATCH,
     Timing,
-    Work,
-    attempted,
+    Workload,
+    _enough,
+    attempt,
     extrapolated_batch,
     largest_batch,
-    level,
-    timings,
+    time_batches,
 )
-from vitrail.benchmarking.peers import beside_peer, peer_name
+from vitrail.benchmarking.peers import compare_with_timm, timm_name
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, VitrailError
 from vitrail.model.variants import NAMED, describe, name
@@ -55,8 +55,8 @@ class Hungry(torch.nn.Module):
         return images.mean((2, 3))
 
 
-def hungry(holds: int, error: RuntimeError | None = None) -> Work:
-    return Work(Hungry(holds, error), CPU, (3, 1, 1))
+def hungry(holds: int, error: RuntimeError | None = None) -> Workload:
+    return Workload(Hungry(holds, error), CPU, (3, 1, 1))
 
 
 TOO_MANY = {
@@ -116,21 +116,21 @@ def test_timm_is_timed_beside_ours(capsys):
     shown = capsys.readouterr().out
     for figure in ("ours_images_per_second", "images_per_second"):
         assert f"{peer[figure]:,.1f}" in shown
-    assert "timm by turns" in shown
-    assert "Axial-R26: not beside timm: timm has no such model" in shown
+    assert "timm alternating" in shown
+    assert "Axial-R26: no comparison with timm: timm has no such model" in shown
 
 
 def test_why_there_is_no_peer_is_told(monkeypatch):
     architecture = describe("S/32")
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "timm", None)
-        found = beside_peer(hungry(9), architecture, 4, 0.1)
+        found = compare_with_timm(hungry(9), architecture, 4, 0.1)
         assert found == {"missing": "timm is not installed"}
-    full = beside_peer(hungry(3), architecture, 4, 0.1)
-    assert full == {"missing": "out of memory with 4 images beside ours"}
-    none = beside_peer(hungry(3, RuntimeError("integer out of range")), architecture, 4, 0.1)
-    assert none == {"missing": "no kernel for 4 images beside ours"}
-    wrong = beside_peer(hungry(3, RuntimeError("no such thing")), architecture, 4, 0.1)
+    full = compare_with_timm(hungry(3), architecture, 4, 0.1)
+    assert full == {"missing": "out of memory at batch size 4 with both models"}
+    none = compare_with_timm(hungry(3, RuntimeError("integer out of range")), architecture, 4, 0.1)
+    assert none == {"missing": "no kernel for batch size 4 with both models"}
+    wrong = compare_with_timm(hungry(3, RuntimeError("no such thing")), architecture, 4, 0.1)
     assert wrong == {"missing": "vit_small_patch32_224 failed (no such thing)"}
 
 
@@ -142,8 +142,8 @@ def test_a_peer_that_does_not_fit_at_all_costs_us_nothing(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(timm, "create_model", lambda *words, **more: Heavy())
-    found = beside_peer(hungry(9), describe("S/32"), 4, 0.1)
-    assert found == {"missing": "out of memory with 4 images beside ours"}
+    found = compare_with_timm(hungry(9), describe("S/32"), 4, 0.1)
+    assert found == {"missing": "out of memory at batch size 4 with both models"}
 
 
 def test_what_fails_has_its_row_and_the_others_have_theirs(weights, capsys):
@@ -189,7 +189,7 @@ def test_batch_norms_learn_from_two_images_at_least():
     assert result["batches"][0]["batch"] == 2
     assert result["latency_ms"] is None
     show(result)
-    with pytest.raises(VitrailError, match="--batches 1: a batch norm learns from 2 images"):
+    with pytest.raises(VitrailError, match="--batches 1: batch norm needs 2 images"):
         benchmark(["ResNet18"], sizes=(32,), train=True, **QUICK)
     assert benchmark(["ResNet18"], sizes=(32,), **QUICK)["latency_ms"] > 0
 
@@ -199,12 +199,12 @@ def test_blocks_are_as_long_as_they_are_said_to_be(monkeypatch):
     blocks: list[int] = [0]
 
     def call() -> None:
-        clock[0] += 0.75 * measuring.BLOCK
+        clock[0] += 0.75 * measure.BLOCK_SECONDS
         blocks[0] += 1
 
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    rounds = measuring.typical_seconds([call], CPU, 0.0)
-    assert len(rounds) == measuring.ROUNDS[0]
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    rounds = measure.interleaved_seconds([call], CPU, 0.0)
+    assert len(rounds) == measure.ROUNDS[0]
     assert blocks[0] == 2 + 2 * len(rounds)  # two before, to know how long one takes
 
 
@@ -221,7 +221,7 @@ def test_the_verb_prints_one_json_value(weights):
 
 def test_timm_has_the_models_it_is_said_to_have():
     timm = pytest.importorskip("timm")
-    theirs = {one: peer_name(describe(one)) for one in NAMED}
+    theirs = {one: timm_name(describe(one)) for one in NAMED}
     found = {one for one, peer in theirs.items() if peer and timm.is_model(peer)}
     assert found >= {
         *("Ti/16", "S/32", "S/16", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14"),
@@ -241,7 +241,7 @@ def test_the_largest_batch_is_found_by_doubling_and_bisection(holds):
 
 
 def test_the_search_ends_at_the_limit_and_with_the_time():
-    assert largest_batch(hungry(LIMIT), 1, seconds=60.0) == (LIMIT, "limit")
+    assert largest_batch(hungry(MAX_BATCH), 1, seconds=60.0) == (MAX_BATCH, "limit")
     assert largest_batch(hungry(100), 4, seconds=0.0) == (4, "time")
 
 
@@ -249,11 +249,11 @@ def test_the_search_ends_at_the_limit_and_with_the_time():
 def test_a_batch_beyond_what_kernels_count_does_not_fit_either(said, lacks):
     found, by = largest_batch(hungry(37, RuntimeError(said)), 1, seconds=60.0)
     assert (found, by) == (37, lacks)
-    tried, ended = timings(hungry(3, RuntimeError(said)), (), 60.0, 0)
+    tried, ended = time_batches(hungry(3, RuntimeError(said)), (), 60.0, 0)
     assert ([one.batch for one in tried], ended) == ([1, 2], lacks)
-    words = {"kernel": "no kernel for 8 images", "memory": "out of memory with 8 images"}
+    words = {"kernel": "no kernel for batch size 8", "memory": "out of memory at batch size 8"}
     with pytest.raises(FailureError, match=words[lacks]):
-        timings(hungry(3, RuntimeError(said)), (8,), 60.0, 0)
+        time_batches(hungry(3, RuntimeError(said)), (8,), 60.0, 0)
 
 
 def test_only_a_batch_that_is_too_large_is_forgiven():
@@ -261,31 +261,31 @@ def test_only_a_batch_that_is_too_large_is_forgiven():
         raise RuntimeError("sizes do not match")
 
     with pytest.raises(RuntimeError, match="sizes do not match"):
-        attempted(wrong)
+        attempt(wrong)
 
 
 def test_batches_double_until_memory_ends_or_larger_ones_are_no_faster():
-    found, by = timings(hungry(3), (), 60.0, 0)
+    found, by = time_batches(hungry(3), (), 60.0, 0)
     assert ([one.batch for one in found], by) == ([1, 2], "memory")
-    with pytest.raises(FailureError, match="out of memory with 8 images at a time"):
-        timings(hungry(3), (8,), 60.0, 0)
+    with pytest.raises(FailureError, match="out of memory at batch size 8"):
+        time_batches(hungry(3), (8,), 60.0, 0)
     flat = [Timing(batch, batch / 100, 0) for batch in (1, 2, 4, 8)]
-    assert level(flat)
-    assert not level(flat[:3])
-    assert not level([*flat[:3], Timing(8, 0.04, 0)])
+    assert _enough(flat, 16, 60.0) == "level"
+    assert not _enough(flat[:3], 8, 60.0)
+    assert not _enough([*flat[:3], Timing(8, 0.04, 0)], 16, 60.0)
 
 
-@pytest.mark.parametrize(("slow", "by", "largest"), [(0.0, "limit", LIMIT), (0.1, "time", 16)])
+@pytest.mark.parametrize(("slow", "by", "largest"), [(0.0, "limit", MAX_BATCH), (0.1, "time", 16)])
 def test_every_doubling_gets_its_share_of_the_time(monkeypatch, slow, by, largest):
     clock = SimpleNamespace(now=0.0)
 
-    def timed(work: Work, batch: int, budget: float) -> Timing:
+    def timed(work: Workload, batch: int, budget: float) -> Timing:
         clock.now += budget + slow
         return Timing(batch, 0.001 + slow, 0)
 
-    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(measuring, "timing", timed)
-    found, ended = timings(hungry(LIMIT), (), 2.0, 0)
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(measure, "_time_batch", timed)
+    found, ended = time_batches(hungry(MAX_BATCH), (), 2.0, 0)
     assert (found[-1].batch, ended) == (largest, by)
 
 
@@ -301,19 +301,19 @@ def test_a_peak_that_the_time_cut_short_is_told_as_a_lower_bound(weights, capsys
 
 def test_a_processor_stays_within_its_budget(monkeypatch):
     peaks = iter([100, 200, 400, 800])
-    monkeypatch.setattr(measuring, "peak_memory", lambda device: next(peaks))
-    found, by = timings(hungry(1000), (1, 2, 4, 8), 60.0, most_bytes=700)
+    monkeypatch.setattr(measure, "peak_memory", lambda device: next(peaks))
+    found, by = time_batches(hungry(1000), (1, 2, 4, 8), 60.0, max_bytes=700)
     assert ([one.batch for one in found], by) == ([1, 2, 4], "memory")
-    assert extrapolated_batch(found, most_bytes=700) == (7, "extrapolation")
-    assert extrapolated_batch(found[:1], most_bytes=700) == (None, "unknown")
+    assert extrapolated_batch(found, max_bytes=700) == (7, "extrapolation")
+    assert extrapolated_batch(found[:1], max_bytes=700) == (None, "unknown")
 
 
 def test_a_batch_beyond_the_budget_is_refused_before_it_is_tried(monkeypatch):
     peaks = iter([100, 200])
-    monkeypatch.setattr(measuring, "peak_memory", lambda device: next(peaks))
+    monkeypatch.setattr(measure, "peak_memory", lambda device: next(peaks))
     work = hungry(1000)
-    with pytest.raises(FailureError, match=r"out of memory with 64 images .* within"):
-        timings(work, (64,), 60.0, most_bytes=700)
+    with pytest.raises(FailureError, match=r"out of memory at batch size 64 .* within"):
+        time_batches(work, (64,), 60.0, max_bytes=700)
     assert max(work.model.tried) == 2
 
 
@@ -341,6 +341,6 @@ def test_several_processes_are_refused(weights, monkeypatch):
 )
 def test_wishes_that_cannot_be_granted_are_named(options, complaint):
     with pytest.raises(VitrailError, match=complaint):
-        Options(**options)
+        BenchmarkOptions(**options)
     with pytest.raises(VitrailError, match="no model to measure"):
         benchmark([])

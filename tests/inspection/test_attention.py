@@ -6,32 +6,40 @@ import pytest
 import torch
 
 from tests.models import SMALL, small
-from vitrail.inspection import recording
+from vitrail.inspection import attention
 from vitrail.inspection.attention import (
-    attention_distance,
-    look,
-    spread,
-    travelled,
+    Layer,
+    Recording,
+    _layer_grid,
+    _spread,
+    analyze_attention,
+    record,
+    summed_distance,
     uniform_distance,
 )
-from vitrail.inspection.recording import Layer, record
 
 SIZE = (96, 64)
 ATTENTIVE = [kind for kind in SMALL if "resnet" not in kind or kind == "axial-resnet"]
 SLOPED = [kind for kind in ATTENTIVE if kind != "axial-resnet"]
 
 
-def image(seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Tensor:
+def noise(seed: int = 0, size: tuple[int, int] = SIZE) -> torch.Tensor:
     return torch.randn(1, 3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+def attention_distance(weights, grid, pixels, prefix=0):
+    """Mean attention distance of each head in pixels, from whole matrices."""
+    rows = slice(0, weights.shape[1])
+    return summed_distance(weights, rows, grid, prefix) * pixels / (grid[0] * grid[1])
 
 
 @pytest.mark.parametrize("side", [33, 40, 64, 67, 96, 224])
 def test_the_stride_of_a_stage_is_known_whatever_the_size(side):
-    model, image = small("axial-resnet"), picture(size=(side, side))
+    model, image = small("axial-resnet"), noise(size=(side, side))
     layers = record(model, image).layers
     assert [layer.pixels for layer in layers] == [4, 4, 4, 4, 8, 8, 16, 16]
     last = torch.zeros(1, 1, -(-side // 32), -(-side // 32))  # of a stage with a second unit
-    assert recording.layer_grid(model, image, last)[1] == 32
+    assert _layer_grid(model, image, last)[1] == 32
 
 
 @pytest.mark.parametrize(
@@ -59,9 +67,10 @@ def test_class_token_and_registers_do_not_count():
 @pytest.mark.parametrize("cut", [1, 3, 5, 7])
 def test_distances_are_the_same_in_pieces(cut):
     weights = torch.rand(2, 9, 9).softmax(-1)
-    whole = travelled(weights, slice(0, 9), (2, 4), 1)
+    whole = summed_distance(weights, slice(0, 9), (2, 4), 1)
     pieces = [
-        travelled(weights[:, rows], rows, (2, 4), 1) for rows in (slice(0, cut), slice(cut, 9))
+        summed_distance(weights[:, rows], rows, (2, 4), 1)
+        for rows in (slice(0, cut), slice(cut, 9))
     ]
     assert torch.allclose(sum(pieces), whole, atol=1e-5)
 
@@ -90,7 +99,7 @@ def test_rollout_of_two_layers_by_hand():
     first = Layer(Fixed([[0.5, 0.5], [0.25, 0.75]]), torch.zeros(1), (1, 1), 1, 16)
     halves = [[0.0, 1.0], [1.0, 0.0]]
     second = replace(first, module=Fixed(halves, halves))
-    made = recording.Recording(
+    made = Recording(
         layers=(first, second),
         tokens=torch.zeros(2, 4),
         grid=(1, 1),
@@ -99,7 +108,7 @@ def test_rollout_of_two_layers_by_hand():
         logits=None,
     )
     # Row of the class token: [1, 0] × [[.5, .5], [.5, .5]] × [[.75, .25], [.125, .875]].
-    assert look(made, ()).rollout.tolist() == [0.4375, 0.5625]
+    assert analyze_attention(made, ()).rollout.tolist() == [0.4375, 0.5625]
 
 
 def naive_rollout(model, image):
@@ -115,20 +124,20 @@ def naive_rollout(model, image):
 @pytest.mark.parametrize("kind", SLOPED)
 @torch.no_grad()
 def test_rollout_equals_the_product_of_whole_matrices(kind, monkeypatch):
-    monkeypatch.setattr(recording, "MOST_NUMBERS", 100)  # many pieces
-    model, image = small(kind, size=SIZE), picture()
+    monkeypatch.setattr(attention, "MAX_WEIGHTS", 100)  # many pieces
+    model, image = small(kind, size=SIZE), noise()
     found = record(model, image)
     product = naive_rollout(model, image)
     assert torch.allclose(product.sum(-1), torch.ones(len(product)), atol=1e-5)
-    assert torch.allclose(look(found, ()).rollout, found.reader @ product, atol=1e-6)
+    assert torch.allclose(analyze_attention(found, ()).rollout, found.reader @ product, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ATTENTIVE)
 def test_every_family_looks_with_rows_that_sum_to_one(kind):
     model = small(kind, size=64)
-    made = record(model, picture())
+    made = record(model, noise())
     count = len(made.layers)
-    found = look(made, range(count))
+    found = analyze_attention(made, range(count))
     assert found.rollout.sum().item() == pytest.approx(1, abs=1e-5)
     assert found.rollout.min() >= 0
     assert sorted(found.distances) == sorted(found.heads) == list(range(count))
@@ -145,8 +154,8 @@ def test_every_family_looks_with_rows_that_sum_to_one(kind):
 @pytest.mark.parametrize("kind", ["vit", "vit-relative", "axial-vit", "axial-resnet"])
 @torch.no_grad()
 def test_no_piece_is_larger_than_it_may_be_and_all_together_are_the_matrix(kind, monkeypatch):
-    monkeypatch.setattr(recording, "MOST_NUMBERS", 2000)
-    for layer in record(small(kind, size=SIZE), picture()).layers:
+    monkeypatch.setattr(attention, "MAX_WEIGHTS", 2000)
+    for layer in record(small(kind, size=SIZE), noise()).layers:
         pieces = [weights for _, weights in layer.chunks()]
         row = layer.module.heads * layer.tokens
         assert max(piece.numel() for piece in pieces) <= max(2000, row)
@@ -155,10 +164,10 @@ def test_no_piece_is_larger_than_it_may_be_and_all_together_are_the_matrix(kind,
 
 @pytest.mark.parametrize("kind", ["vit", "vit-registers", "vit-gap", "hybrid-root", "axial-vit"])
 def test_distances_and_maps_are_those_of_the_whole_matrices(kind, monkeypatch):
-    monkeypatch.setattr(recording, "MOST_NUMBERS", 100)
-    model, image = small(kind, size=SIZE), picture()
+    monkeypatch.setattr(attention, "MAX_WEIGHTS", 100)
+    model, image = small(kind, size=SIZE), noise()
     made = record(model, image)
-    found = look(made, [1])
+    found = analyze_attention(made, [1])
     assert list(found.distances) == list(found.heads) == [1]
     weights = model.attention(image, [1])[1][0].detach()
     layer = made.layers[1]
@@ -202,19 +211,19 @@ def naive_gradient_rollout(model, image, target):
 @pytest.mark.parametrize("kind", [kind for kind in SLOPED if kind != "vit-attention-pool"])
 @pytest.mark.parametrize("target", [None, 3])
 def test_gradient_weighted_rollout_equals_the_naive_one(kind, target, monkeypatch):
-    monkeypatch.setattr(recording, "MOST_NUMBERS", 100)
-    model, image = small(kind, size=SIZE), picture()
+    monkeypatch.setattr(attention, "MAX_WEIGHTS", 100)
+    model, image = small(kind, size=SIZE), noise()
     found = record(model, image, target)
     best = int(model(image).argmax())
     assert found.target == (best if target is None else target)
     expected = found.reader @ naive_gradient_rollout(model, image, found.target) - found.reader
     assert expected.abs().max() > 1e-6
-    gradient = look(found, ()).gradient
+    gradient = analyze_attention(found, ()).gradient
     assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_attention_pooling_is_one_more_matrix_to_weight():
-    model, image = small("vit-attention-pool", size=SIZE), picture()
+    model, image = small("vit-attention-pool", size=SIZE), noise()
     found = record(model, image)
     tokens = model.tokens(image).detach()
     pool = model.pool
@@ -225,13 +234,13 @@ def test_attention_pooling_is_one_more_matrix_to_weight():
     (slope,) = torch.autograd.grad(logits[0, found.target], weights)
     start = (weights * slope)[0, :, 0].clamp(min=0).mean(0).detach()
     expected = start @ naive_gradient_rollout(model, image, found.target)
-    assert torch.allclose(look(found, ()).gradient, expected, rtol=1e-3, atol=1e-6)
+    assert torch.allclose(analyze_attention(found, ()).gradient, expected, rtol=1e-3, atol=1e-6)
     assert torch.allclose(found.reader, weights[0, :, 0].mean(0).detach())
 
 
 def test_what_the_head_reads_stands_for_the_class_token():
     read = {
-        kind: record(small(kind, size=SIZE), picture()).reader.tolist()
+        kind: record(small(kind, size=SIZE), noise()).reader.tolist()
         for kind in ("vit", "vit-registers", "vit-gap", "axial-vit")
     }
     assert read["vit"] == [1.0, *[0.0] * 24]
@@ -243,26 +252,25 @@ def test_recording_leaves_the_model_as_it_was():
     model = small("vit").train()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    found = record(model, picture())
+    found = record(model, noise())
     assert model.training
     assert not model.activation_checkpointing
-    assert found.target >= 0
-    assert look(found, ()).gradient is not None
+    assert found.target is not None
+    assert analyze_attention(found, ()).gradient is not None
     assert not any(module._forward_pre_hooks for module in model.modules())
-    assert torch.allclose(found.logits, model.eval()(picture())[0], atol=1e-5)
+    assert torch.allclose(found.logits, model.eval()(noise())[0], atol=1e-5)
 
 
 def test_a_model_without_classes_or_with_other_terms_has_no_gradient():
-    assert record(small("vit", classes=0), picture()).target == -1
-    bare = look(record(small("vit", classes=0), picture()), ())
+    assert record(small("vit", classes=0), noise()).target is None
+    bare = analyze_attention(record(small("vit", classes=0), noise()), ())
     assert bare.gradient is None
-    assert look(record(small("axial-resnet"), picture()), ()).gradient is None
+    assert analyze_attention(record(small("axial-resnet"), noise()), ()).gradient is None
 
 
 def test_a_map_that_was_averaged_is_spread_evenly_over_what_it_was_made_of():
-    layer = Layer(Fixed([[1.0]]), torch.zeros(1), (3, 5), 0, 4)
     small_map = torch.tensor([6.0, 4.0, 2.0, 3.0, 2.0, 1.0])
-    spread_out = spread(small_map, (2, 3), layer).unflatten(0, (3, 5))
+    spread_out = _spread(small_map, (2, 3), (3, 5)).unflatten(0, (3, 5))
     expected = torch.tensor([[1.5, 1.5, 1, 1, 1], [1.5, 1.5, 1, 1, 1], [1.5, 1.5, 1, 1, 1]])
     assert torch.equal(spread_out, expected)
     assert spread_out.sum() == small_map.sum()
@@ -271,7 +279,7 @@ def test_a_map_that_was_averaged_is_spread_evenly_over_what_it_was_made_of():
 @pytest.mark.parametrize("kind", ["vit", "hybrid-root", "hybrid", "axial-resnet", "resnet"])
 @pytest.mark.parametrize("size", [(64, 64), (65, 97), (96, 160)])
 def test_grids_are_those_of_the_tokens_at_any_size(kind, size):
-    made = record(small(kind), picture(size=size))
+    made = record(small(kind), noise(size=size))
     assert made.prefix + made.grid[0] * made.grid[1] == len(made.tokens)
     for layer in made.layers:
         assert layer.module.weights(layer.inputs).shape[-1] == layer.tokens

@@ -11,7 +11,7 @@ from tests.models import small
 from vitrail.data.dataset import ArraySource
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
-from vitrail.inspection.summary import MOST, SHOWN, summarize
+from vitrail.inspection.inspect_model import _SUMMARY_AVERAGED, _SUMMARY_SHOWN, summarize
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def test_a_handful_is_shown_and_more_are_averaged(source, tmp_path):
     found = summarize(model(), source, "test", tmp_path, seconds=1000.0)
     assert found == json.loads((tmp_path / "inspection.json").read_text("utf-8"))
     assert found["split"] == "test"
-    assert SHOWN < found["attention_distance"]["n"] <= SHOWN + MOST
+    assert _SUMMARY_SHOWN < found["attention_distance"]["n"] <= _SUMMARY_SHOWN + _SUMMARY_AVERAGED
     truths = [image["truth"] for image in found["images"]]
-    assert len(set(truths)) == SHOWN
+    assert len(set(truths)) == _SUMMARY_SHOWN
     assert all(image["name"].startswith(str(ord(image["truth"]) - 97)) for image in found["images"])
     names = {path.name for path in tmp_path.iterdir()}
-    shown = {f"picture-{number}.jpg" for number in range(1, SHOWN + 1)}
+    shown = {f"picture-{number}.jpg" for number in range(1, _SUMMARY_SHOWN + 1)}
     assert names == {"inspection.json", "filters.png", "positions.png"} | shown
     assert size_of(tmp_path / "picture-1.jpg") == (4 * 176 + 3 * 6, 176)
 
@@ -57,7 +57,7 @@ def test_time_is_bounded_but_one_picture_is_always_shown(source, tmp_path):
 def test_a_network_without_attention_has_filters_and_features(source, tmp_path):
     found = summarize(model("resnet"), source, "val", tmp_path, seconds=1000.0)
     assert found["attention_distance"] is None
-    assert len(found["images"]) == SHOWN
+    assert len(found["images"]) == _SUMMARY_SHOWN
     assert set(found["absent"]) == {"positions", "attention"}
     assert size_of(tmp_path / "picture-1.jpg") == (2 * 176 + 6, 176)
 

@@ -15,9 +15,8 @@ from benchmarks.malformed import decodes, form, uploads
 from tests.pictures import many_scans
 from tests.serving.conftest import LABELS, clients, picture, ready, served
 from vitrail.errors import VitrailError
-from vitrail.inspection.attention import look, on_grid
-from vitrail.inspection.looking import inspector
-from vitrail.inspection.recording import record
+from vitrail.inspection.attention import analyze_attention, on_grid, record
+from vitrail.inspection.tracer import Tracer
 from vitrail.serving.limits import Limits
 from vitrail.serving.models import open_models, serve_model, split_name
 
@@ -78,8 +77,8 @@ def recorded(model):
 
 def test_rollout_is_that_of_vitrail_inspect(client, model):
     answer = client.post("/attention", content=picture()).json()
-    asked = inspector(model)
-    expected = asked.look(asked.pixels(Image.open(io.BytesIO(picture()))), "it").rollout
+    tracer = Tracer(model)
+    expected = tracer.trace(tracer.preprocess(Image.open(io.BytesIO(picture()))), "it").rollout
     only = answer["maps"][0]
     assert (only["layer"], only["head"], only["patch"], only["grid"]) == (None, None, None, [4, 4])
     assert len(answer["maps"]) == 1
@@ -90,7 +89,7 @@ def test_every_layer_and_head_comes_after_rollout(client, model):
     maps = client.post("/attention?layer=all", content=picture()).json()["maps"]
     names = [(one["layer"], one["head"]) for one in maps]
     assert names == [(None, None), *((layer, head) for layer in range(2) for head in range(3))]
-    heads = look(recorded(model), [0, 1]).heads
+    heads = analyze_attention(recorded(model), [0, 1]).heads
     for one in maps[1:]:
         expected = heads[one["layer"]][one["head"]].flatten().tolist()
         assert one["values"] == pytest.approx(expected, rel=1e-3)

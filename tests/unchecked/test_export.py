@@ -22,7 +22,6 @@ from vitrail import VitrailError
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.exporting import export as exporting
-from vitrail.exporting.hub import export_hub
 
 pytest.importorskip("onnxruntime")
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
@@ -77,7 +76,7 @@ def test_every_family_goes_into_onnx(kind, tmp_path):
 
 
 def test_what_onnx_cannot_hold_is_one_line(tmp_path):
-    with pytest.raises(VitrailError, match="ONNX cannot hold this model; use --format pt2"):
+    with pytest.raises(VitrailError, match="this model; use --format pt2"):
         vitrail.export(ready(small("axial-vit", size=64)), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 
@@ -100,7 +99,7 @@ def test_pictures_of_any_size_where_the_model_takes_them(kind, options, tmp_path
     if kind != "vit":
         assert vitrail.export(found, tmp_path / "m.pt2", kind="pt2", **ANY_SIZE).holds
     else:
-        with pytest.raises(VitrailError, match="are for --format onnx"):
+        with pytest.raises(VitrailError, match="only for --format onnx"):
             vitrail.export(found, tmp_path / "m.pt2", kind="pt2", **ANY_SIZE)
 
 
@@ -130,7 +129,7 @@ def test_a_file_that_answers_otherwise_is_a_failure(model, tmp_path, monkeypatch
     monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
     result = invoke(model, tmp_path / "m.pt2", "--format", "pt2", *arguments)
     assert result.exit_code == 1
-    assert "does not give the same answers" in result.stderr
+    assert "does not give the same outputs" in result.stderr
 
 
 SNIPPETS = re.findall(r"```python\n((?:.*\n)*?)```", PAGE.read_text(encoding="utf-8"))
@@ -165,11 +164,11 @@ def test_the_documented_snippet_runs_without_vitrail(
     [
         (["x"], "expected a name that ends in .onnx or .pt2"),
         (["x.pt2", "--format", "onnx"], "expected a name that ends in .onnx"),
-        (["x.onnx", "--int8"], "calibrated on pictures"),
-        (["x.pt2", "--int8", "--data", "y"], "--int8 is for --format onnx"),
+        (["x.onnx", "--int8"], "images for calibration; add --data"),
+        (["x.pt2", "--int8", "--data", "y"], "--int8 is only for --format onnx"),
         (["x.onnx", "--dynamic-size"], "--preprocessing beside"),
         (["x.onnx", "--to", "timm"], "for --format hub"),
-        (["x", "--format", "hub", "--int8"], "--int8 is not for --format hub"),
+        (["x", "--format", "hub", "--int8"], "--int8 does not apply to --format hub"),
     ],
 )
 def test_mistakes_are_one_line(model, arguments, complaint):
@@ -187,7 +186,7 @@ def test_timm_loads_the_folder(kind, tmp_path):
     else:
         found = ready(vitrail.create(kind, size=64, classes=3).eval())
     vitrail.save(found, tmp_path / "m.safetensors")
-    assert export_hub(tmp_path / "m.safetensors", tmp_path / "hub").holds
+    assert vitrail.export(tmp_path / "m.safetensors", tmp_path / "hub", kind="hub").holds
     theirs = timm.create_model(f"local-dir:{tmp_path / 'hub'}", pretrained=True).eval()
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -280,7 +279,7 @@ def test_an_upload_sends_the_folder_where_the_user_is_known(model, tmp_path, tok
         assert hub.arrived["README.md"] == (folder / "README.md").read_bytes()
     else:
         assert done.returncode == (1 if token else 2)
-        assert ("does not know you" if token else "hf auth login") in done.stderr
+        assert ("the hub rejected your login" if token else "hf auth login") in done.stderr
         assert not hub.arrived
 
 
@@ -290,7 +289,7 @@ def test_a_card_has_the_results_and_the_command_of_its_run(photos, tmp_path):
         **{"model.mlp": 48, "model.init": "", "data.size": 16, "train.steps": 2, "train.batch": 8},
     }
     run = vitrail.train(photos, settings, out=tmp_path / "run", device="cpu")
-    export_hub(run.folder, tmp_path / "hub")
+    vitrail.export(run.folder, tmp_path / "hub", kind="hub")
     card = (tmp_path / "hub" / "README.md").read_text(encoding="utf-8")
     tested = run.evaluation("test")
     assert f"Top-1 {tested['top1']:.2%}" in card

@@ -1,1 +1,1 @@
-"""How fast models are, and how much memory they take."""
+"""Speed and memory of models."""

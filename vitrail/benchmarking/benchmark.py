@@ -7,17 +7,16 @@ from typing import Any, Literal
 
 import torch
 
-from vitrail.benchmarking.measuring import (
-    LIMIT,
-    Timing,
-    Work,
+from vitrail.benchmarking.measure import (
+    MAX_BATCH,
+    Workload,
     extrapolated_batch,
     largest_batch,
     latency,
-    release,
-    timings,
+    release_memory,
+    time_batches,
 )
-from vitrail.benchmarking.peers import beside_peer
+from vitrail.benchmarking.peers import compare_with_timm
 from vitrail.console import count_progress, echo, print_table
 from vitrail.devices import Devices, devices, peak_memory, reset_peak
 from vitrail.errors import FailureError, VitrailError, one_line
@@ -27,35 +26,35 @@ from vitrail.weights.load import load
 from vitrail.weights.published import count
 
 GIB = 1 << 30
-FALLBACK = 8.0
-"""GiB taken for free where the system does not say."""
+_ASSUMED_FREE_GIB = 8.0
+"""Where the system does not report free memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """How models are measured."""
+class BenchmarkOptions:
+    """The options of `vitrail benchmark`."""
 
     sizes: tuple[int, ...] = ()
-    """Sides of the images in pixels; none: each model's own."""
+    """Image sides in pixels; empty: each model's own."""
     batches: tuple[int, ...] = ()
-    """Batch sizes; none: 1, 2, 4 … until larger ones are no faster."""
+    """Batch sizes; empty: 1, 2, 4 … until larger ones are no faster."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     train: bool = False
-    """Forward and backward, without an optimizer, in place of the forward pass alone."""
+    """Forward and backward, without an optimizer, instead of forward only."""
     peers: bool = False
-    """Time timm's model of the same name by turns with ours."""
+    """Time timm's model of the same name alternately with ours."""
     seconds: float = 20.0
-    """For the batch sizes of one model at one size; about as much again for the rest."""
+    """For the batch sizes of one model at one size; the rest takes about as long again."""
     memory: float = 0.0
-    """GiB that a processor may use for a batch; 0: half of what is free."""
+    """GiB that a batch may use on a CPU; 0: half of what is free."""
 
     def __post_init__(self) -> None:
         for what, values in (("--sizes", self.sizes), ("--batches", self.batches)):
             if any(value < 1 for value in values):
                 raise VitrailError(f"{what} {min(values)}: expected whole numbers from 1 up")
-        if max(self.batches, default=1) > LIMIT:
-            raise VitrailError(f"--batches {max(self.batches)}: expected at most {LIMIT}")
+        if max(self.batches, default=1) > MAX_BATCH:
+            raise VitrailError(f"--batches {max(self.batches)}: expected at most {MAX_BATCH}")
         if self.seconds <= 0 or self.memory < 0:
             raise VitrailError("--seconds and --memory: expected numbers above 0")
 
@@ -63,68 +62,71 @@ class Options:
 def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
     """Peak images per second over batch sizes, latency, memory, the largest batch and GMACs.
 
-    `options` are those of `Options`. Of one model at one size, the figures stand at the top as
-    well; `results` has a row for every model and size, with an `error` in place of figures where
-    there are none. It raises only where no row has any.
+    `options` are those of `BenchmarkOptions`. `results` has a row for every model and size, with an
+    `error` instead of figures if it failed; the figures of a single row are at the top level as
+    well. If every row failed, the first error is raised.
     """
-    wanted = Options(**options)
+    settings = BenchmarkOptions(**options)
     if not models:
         raise VitrailError("no model to measure; name a variant such as B/16, or any MODEL")
-    wanted = replace(wanted, memory=wanted.memory or free_gib() / 2)
-    with devices(wanted.device, wanted.precision) as where:
+    settings = replace(settings, memory=settings.memory or free_gib() / 2)
+    with devices(settings.device, settings.precision) as where:
         if where.world > 1:
             raise VitrailError("a benchmark measures one device; run it without torchrun")
-        about = {
+        on_cpu = where.device.type == "cpu"
+        conditions = {
             "device": str(where.device),
             "precision": str(where.precision).removeprefix("torch."),
             "hardware": where.hardware(),
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
-            "mode": "training" if wanted.train else "inference",
-            "memory_budget_bytes": int(wanted.memory * GIB) if where.device.type == "cpu" else None,
+            "mode": "training" if settings.train else "inference",
+            "memory_budget_bytes": int(settings.memory * GIB) if on_cpu else None,
         }
         rows: list[dict[str, Any]] = []
         errors: list[VitrailError] = []
-        cases = [(model, size) for model in models for size in wanted.sizes or (None,)]
+        cases = [(model, size) for model in models for size in settings.sizes or (None,)]
         with count_progress("measuring") as advance:
             advance(0, total=len(cases))
             for model, size in cases:
                 try:
-                    rows.append(measure(model, size, where, wanted))
+                    rows.append(_measure(model, size, where, settings))
                 except (VitrailError, RuntimeError) as error:
-                    errors.append(told(error))
+                    errors.append(_without_traceback(error))
                     rows.append({"model": str(model), "size": size, "error": str(errors[-1])})
                 advance(1)
     if len(errors) == len(rows):
         raise errors[0]
-    return (rows[0] if len(rows) == 1 else {}) | about | {"results": rows}
+    return (rows[0] if len(rows) == 1 else {}) | conditions | {"results": rows}
 
 
-def told(error: VitrailError | RuntimeError) -> VitrailError:
-    """What went wrong with a model, in one line and without the way it came, which would keep the
-    model's memory."""
+def _without_traceback(error: VitrailError | RuntimeError) -> VitrailError:
+    """The error in one line; its traceback would keep the model's memory."""
     if isinstance(error, VitrailError):
         return type(error)(str(error))
     return FailureError(one_line(error))
 
 
-def measure(model: str | Path, size: int | None, where: Devices, wanted: Options) -> dict[str, Any]:
+def _measure(
+    model: str | Path, size: int | None, where: Devices, settings: BenchmarkOptions
+) -> dict[str, Any]:
     """All figures of one model at one size."""
-    release()
-    built = build_model(model, size, where.device)
+    release_memory()
+    built = _build_model(model, size, where.device)
     a = built.architecture
-    work = Work(built, where, (a.channels, *a.size), wanted.train).prepared()
+    work = Workload(built, where, (a.channels, *a.size), settings.train).prepared()
     on_cpu = where.device.type == "cpu"
     reset_peak(where.device)
-    most = peak_memory(where.device) + int(wanted.memory * GIB) if on_cpu else 0
-    found, ended = timings(work, wanted.batches, wanted.seconds, most)
-    asked = [one for one in found if not wanted.batches or one.batch in wanted.batches]
-    best = max(asked, key=lambda one: one.speed)
-    largest, by = None, "unknown"
+    max_bytes = peak_memory(where.device) + int(settings.memory * GIB) if on_cpu else 0
+    timings, ended_by = time_batches(work, settings.batches, settings.seconds, max_bytes)
+    requested = [t for t in timings if not settings.batches or t.batch in settings.batches]
+    best = max(requested, key=lambda timing: timing.speed)
+    largest, largest_by = None, "unknown"
     if on_cpu:
-        largest, by = extrapolated_batch(found, most)
+        largest, largest_by = extrapolated_batch(timings, max_bytes)
     elif where.device.type == "cuda":
-        largest, by = largest_batch(work, found[-1].batch, wanted.seconds)
+        largest, largest_by = largest_batch(work, timings[-1].batch, settings.seconds)
+    single = None if work.min_batch > 1 else latency(work, settings.seconds / 10)
     cost = count(a)
     row: dict[str, Any] = {
         "model": str(model),
@@ -133,40 +135,28 @@ def measure(model: str | Path, size: int | None, where: Devices, wanted: Options
         "parameters": cost.parameters,
         "gmacs": cost.gmacs,
         "images_per_second": round(best.speed, 2),
-        "peak_by": "batches" if wanted.batches else ended,
+        "peak_by": "batches" if settings.batches else ended_by,
         "batch": best.batch,
         "peak_memory_bytes": best.peak,
-        "latency_ms": None
-        if work.least > 1
-        else round(1000 * latency(work, wanted.seconds / 10), 3),
+        "latency_ms": None if single is None else round(1000 * single, 3),
         "largest_batch": largest,
-        "largest_batch_by": by,
-        "batches": [each(one) for one in asked],
+        "largest_batch_by": largest_by,
+        "batches": [timing.to_dict() for timing in requested],
     }
-    if wanted.peers:
-        row["peer"] = beside_peer(work, a, best.batch, wanted.seconds / 4)
+    if settings.peers:
+        row["peer"] = compare_with_timm(work, a, best.batch, settings.seconds / 4)
     return row
 
 
-def each(one: Timing) -> dict[str, Any]:
-    """A line of the figures by batch size."""
-    return {
-        "batch": one.batch,
-        "images_per_second": round(one.speed, 2),
-        "peak_memory_bytes": one.peak,
-    }
-
-
-def build_model(model: str | Path, size: int | None, device: torch.device) -> Classifier:
-    """A variant's name is built fresh, any other MODEL is loaded."""
-    if not Path(model).exists() and is_variant(str(model)):
+def _build_model(model: str | Path, size: int | None, device: torch.device) -> Classifier:
+    """The name of a variant is built with random weights; any other MODEL is loaded."""
+    if not Path(model).exists() and _is_variant(str(model)):
         with torch.device(device):
             return create(str(model), size=size or 224)
     return load(model, size=size)
 
 
-def is_variant(model: str) -> bool:
-    """Whether the table of variants has such a name."""
+def _is_variant(model: str) -> bool:
     try:
         describe(model)
     except VitrailError:
@@ -175,53 +165,50 @@ def is_variant(model: str) -> bool:
 
 
 def free_gib() -> float:
-    """Memory that a processor could use now."""
+    """Free memory of the machine."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     free = next((line for line in lines if line.startswith("MemAvailable:")), "")
-    return int(free.split()[1]) / 2**20 if free else FALLBACK
+    return int(free.split()[1]) / 2**20 if free else _ASSUMED_FREE_GIB
 
 
 def show(result: dict[str, Any]) -> None:
-    """The figures as a table, with what they were measured on."""
-    about = (result["hardware"], result["precision"], f"torch {result['torch']}", result["mode"])
-    echo(" · ".join(about))
+    """The figures as a table, with the conditions of the measurement."""
+    torch_version = f"torch {result['torch']}"
+    echo(" · ".join((result["hardware"], result["precision"], torch_version, result["mode"])))
     rows = [row for row in result["results"] if "error" not in row]
     peers = any("peer" in row for row in rows)
     columns = ["model", "pixels", "GMACs", "images/s", "at batch", "ms at batch 1", "peak memory"]
-    columns += [*(["by turns", "timm by turns", "ratio"] if peers else []), "largest batch"]
-    print_table(columns, [list(cells(row, peers)) for row in rows])
+    columns += ["ours alternating", "timm alternating", "ratio"] if peers else []
+    print_table([*columns, "largest batch"], [list(_cells(row)) for row in rows])
     for row in rows:
         if missing := row.get("peer", {}).get("missing"):
-            echo(f"{row['model']}: not beside timm: {missing}")
+            echo(f"{row['model']}: no comparison with timm: {missing}")
     for row in result["results"]:
         if "error" in row:
             size = f" at {row['size']} pixels" if row["size"] else ""
             echo(f"{row['model']}{size}: {row['error']}")
-    if result["memory_budget_bytes"]:
-        echo(
-            f"largest batch: extrapolated to {result['memory_budget_bytes'] / GIB:.1f} GiB, "
-            "not tried out"
-        )
+    if budget := result["memory_budget_bytes"]:
+        echo(f"largest batch: extrapolated to {budget / GIB:.1f} GiB, not tried")
 
 
-def cells(row: dict[str, Any], peers: bool) -> Iterator[str]:
-    """A line of the table."""
+def _cells(row: dict[str, Any]) -> Iterator[str]:
     yield row["model"]
     yield "×".join(map(str, dict.fromkeys(row["size"])))
     yield f"{row['gmacs']:,.2f}"
     yield f"{row['images_per_second']:,.1f}" + (" or more" if row["peak_by"] == "time" else "")
     yield str(row["batch"])
-    yield "–" if row["latency_ms"] is None else f"{row['latency_ms']:,.2f}"
+    yield _cell(row["latency_ms"], ",.2f")
     yield f"{row['peak_memory_bytes'] / GIB:.2f} GiB"
-    if peers:
-        peer = row["peer"]
-        for key, form in (
-            ("ours_images_per_second", ",.1f"), ("images_per_second", ",.1f"), ("ratio", ".3f"),
-        ):  # fmt: skip
-            yield format(peer[key], form) if key in peer else "–"
-    largest = "–" if row["largest_batch"] is None else f"{row['largest_batch']:,}"
-    more = row["largest_batch_by"] in ("limit", "time")
-    yield largest + (" or more" if more else "")
+    if "peer" in row:
+        yield _cell(row["peer"].get("ours_images_per_second"), ",.1f")
+        yield _cell(row["peer"].get("images_per_second"), ",.1f")
+        yield _cell(row["peer"].get("ratio"), ".3f")
+    more = " or more" if row["largest_batch_by"] in ("limit", "time") else ""
+    yield _cell(row["largest_batch"], ",") + more
+
+
+def _cell(value: float | int | None, form: str) -> str:
+    return "–" if value is None else format(value, form)

@@ -1,4 +1,4 @@
-"""The same model in timm, built fresh and timed by turns with ours."""
+"""timm's model of the same name, timed alternately with ours."""
 
 import statistics
 from importlib.metadata import version
@@ -6,63 +6,53 @@ from typing import Any
 
 from torch import nn
 
-from vitrail.benchmarking.measuring import SAID, Work, attempted, typical_seconds
+from vitrail.benchmarking.measure import FAILURES, Workload, attempt, interleaved_seconds
 from vitrail.errors import one_line
 from vitrail.model import Architecture
 from vitrail.model.variants import name
 
-SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
-HYBRIDS = {
+_SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
+_HYBRIDS = {
     "R26+S/32": "vit_small_r26_s32_224",
     "R50+B/16": "vit_base_r50_s16_224",
     "R50+L/32": "vit_large_r50_s32_224",
 }
 
 
-def peer_name(architecture: Architecture) -> str:
-    """What timm calls a model, if it has it at all; options beyond the variant are passed over."""
+def timm_name(architecture: Architecture) -> str:
+    """timm's name of a variant, empty if it has none; other options of the model are ignored."""
     ours = name(architecture)
-    if ours in HYBRIDS:
-        return HYBRIDS[ours]
+    if ours in _HYBRIDS:
+        return _HYBRIDS[ours]
     if ours.startswith("ResNet"):
         return ours.lower()
     if "/" in ours:
         size, _, patch = ours.partition("/")
-        return f"vit_{SIZES[size]}_patch{patch}_224" if size in SIZES else ""
+        return f"vit_{_SIZES[size]}_patch{patch}_224" if size in _SIZES else ""
     return f"resnetv2_{ours[1:]}_bit" if "x" in ours else ""
 
 
-def build_peer(architecture: Architecture) -> tuple[str, nn.Module] | str:
-    """timm's model of the same name, size and number of classes, or why there is none."""
+def compare_with_timm(
+    work: Workload, architecture: Architecture, batch: int, seconds: float
+) -> dict[str, Any]:
+    """Images per second of both models and the ratio, or why the comparison is missing."""
     try:
         import timm
     except ImportError:
-        return "timm is not installed"
-    theirs = peer_name(architecture)
+        return {"missing": "timm is not installed"}
+    theirs = timm_name(architecture)
     if not theirs or not timm.is_model(theirs):
-        return "timm has no such model"
-    sized: dict[str, Any] = {"img_size": architecture.size} if theirs.startswith("vit") else {}
+        return {"missing": "timm has no such model"}
+    options: dict[str, Any] = {"img_size": architecture.size} if theirs.startswith("vit") else {}
     model = timm.create_model(
-        theirs, num_classes=architecture.classes, in_chans=architecture.channels, **sized
+        theirs, num_classes=architecture.classes, in_chans=architecture.channels, **options
     )
-    return theirs, model
-
-
-def beside_peer(
-    work: Work, architecture: Architecture, batch: int, seconds: float
-) -> dict[str, Any]:
-    """Images per second of both models at our best batch, by turns, and how many times as fast ours
-    is; or why there is nothing beside it."""
-    found = build_peer(architecture)
-    if isinstance(found, str):
-        return {"missing": found}
-    theirs, model = found
     try:
-        rounds, lacks = attempted(lambda: by_turns(work, model, batch, seconds))
-    except RuntimeError as error:  # theirs: ours went through before
+        rounds, failure = attempt(lambda: _time_both(work, model, batch, seconds))
+    except RuntimeError as error:  # of timm's model: ours ran before
         return {"missing": f"{theirs} failed ({one_line(error)})"}
     if rounds is None:
-        return {"missing": f"{SAID[lacks]} {batch} images beside ours"}
+        return {"missing": f"{FAILURES[failure]} batch size {batch} with both models"}
     ours, other = (batch / statistics.median(row[i] for row in rounds) for i in (0, 1))
     return {
         "name": theirs,
@@ -73,7 +63,6 @@ def beside_peer(
     }
 
 
-def by_turns(work: Work, model: nn.Module, batch: int, seconds: float) -> list[list[float]]:
-    """Seconds of ours and theirs in every round."""
-    other = Work(model, work.where, work.shape, work.train).prepared()
-    return typical_seconds([work.call(batch), other.call(batch)], work.where, seconds)
+def _time_both(work: Workload, model: nn.Module, batch: int, seconds: float) -> list[list[float]]:
+    other = Workload(model, work.where, work.shape, work.train).prepared()
+    return interleaved_seconds([work.call(batch), other.call(batch)], work.where, seconds)

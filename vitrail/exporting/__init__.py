@@ -1,1 +1,1 @@
-"""Model → files that run without Vitrail."""
+"""Models as files that run without Vitrail: ONNX, torch.export, Hugging Face hub."""

@@ -1,16 +1,16 @@
-"""A model → a file that runs without Vitrail, proved against the original."""
+"""`vitrail export`: a model as a file that runs without Vitrail, checked against the original."""
 
 import copy
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
 
 from vitrail.console import say
 from vitrail.data.dataset import Source
@@ -19,35 +19,33 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.held_out import select_images, split_as_trained
 from vitrail.evaluation.predictor import Predictor, PreparedImages, Transform, predict_dataset
 from vitrail.exporting.graphs import (
-    Exported,
-    FormatName,
-    Place,
-    Wish,
-    as_images,
-    description,
-    examples,
-    preprocessing_of,
+    ExportedModel,
+    GraphOptions,
+    describe_graph,
+    example_inputs,
+    input_transform,
+    quantize,
     trace,
     write_onnx,
     write_pt2,
 )
-from vitrail.exporting.quantizing import quantize
+from vitrail.exporting.hub import Library, export_hub
 from vitrail.files import write_json
 from vitrail.model import Classifier
+from vitrail.weights.convert import Parity
 from vitrail.weights.load import load
 
 TOLERANCE = 1e-4
-"""Largest difference in logits that rounding explains, as long as they are 10 at most."""
-KEPT = 0.95
-"""The least share of decisions that 8-bit numbers may leave as they were."""
-BATCHES = [1, 2, 7]
-CALIBRATION = 64
-"""Pictures that tell how large the inner numbers of a model get."""
+"""Largest difference in logits that rounding explains, for logits up to 10."""
+_MIN_UNCHANGED = 0.95
+"""The least share of predictions that int8 must leave unchanged."""
+_BATCHES = [1, 2, 7]
+_CALIBRATION_IMAGES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parity:
-    """What an export did to the answers."""
+class GraphParity:
+    """An exported graph compared with the original model."""
 
     target: str
     format: str
@@ -56,160 +54,175 @@ class Parity:
     bytes: int
     batches: tuple[int, ...]
     difference: float
-    """Largest difference in logits to the original, over noise in these batches."""
+    """Largest difference in logits, over random inputs in these batches."""
     largest: float
     """The largest logit of the original there."""
     n: int = 0
     before: float | None = None
     after: float | None = None
     kept: float | None = None
-    """Top-1 on n pictures of DATA, and the share of decisions that are the same."""
+    """Top-1 accuracy on n test images, and the share of predictions that are the same."""
 
     @property
     def holds(self) -> bool:
-        """Whether the file is the same model; 8-bit numbers are judged by their decisions."""
+        """Whether the file is the same model; int8 is judged by its predictions."""
         if self.int8:
-            return self.kept is not None and self.kept >= KEPT
+            return self.kept is not None and self.kept >= _MIN_UNCHANGED
         return self.difference <= TOLERANCE * max(1, self.largest / 10)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for `--json`."""
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """The report for a person."""
-        what = f"{self.format}{', int8' if self.int8 else ''}, preprocessing {self.preprocessing}"
+        int8 = ", int8" if self.int8 else ""
         batches = ", ".join(map(str, self.batches))
-        told = [
-            f"wrote     {self.target}  {what} · {self.bytes / 1e6:.1f} MB",
-            f"parity    largest difference {self.difference:.1e} in logits, over noise in batches "
-            f"of {batches}, read back",
+        lines = [
+            f"wrote     {self.target}  {self.format}{int8}, preprocessing {self.preprocessing} · "
+            f"{self.bytes / 1e6:.1f} MB",
+            f"parity    largest difference {self.difference:.1e} in logits, over random inputs in "
+            f"batches of {batches}, read back",
         ]
-        if self.before is not None and self.after is not None:
-            told.append(
+        if self.before is not None:
+            lines.append(
                 f"accuracy  {self.before:.2%} before, {self.after:.2%} after; "
-                f"{self.kept:.2%} of decisions kept (n = {self.n:,})"
+                f"{self.kept:.2%} of predictions unchanged (n = {self.n:,})"
             )
-        return told
+        return lines
 
 
-def export(
+def export(  # noqa: PLR0913
     model: str | Path | Classifier,
     target: str | Path,
     *,
-    kind: FormatName | None = None,
+    kind: Literal["onnx", "pt2", "hub"] | None = None,
     int8: bool = False,
     data: str | Path = "",
     dynamic_size: bool = False,
-    preprocessing: Place = "inside",
-) -> Parity:
-    """Writes the model as ONNX or torch.export's pt2, reads it back and compares the answers.
+    preprocessing: Literal["inside", "beside"] = "inside",
+    to: Library | None = None,
+    upload: str = "",
+) -> GraphParity | Parity:
+    """Write a model as an ONNX file, a torch.export pt2 file or a Hugging Face hub folder.
 
-    `data` calibrates 8-bit numbers (its train part) and shows what became of accuracy (test).
-    Without a `kind`, the name of the target tells.
+    The result is read back and compared with the original. `data` calibrates int8 (on its train
+    split) and measures accuracy before and after (on its test split). `to` and `upload` are for the
+    hub. Without a `kind`, the suffix of `target` decides between onnx and pt2.
     """
     target = Path(target)
-    if kind is None and target.suffix not in (".onnx", ".pt2"):
-        raise VitrailError(f"{target.name}: expected a name that ends in .onnx or .pt2")
-    kind = kind or ("pt2" if target.suffix == ".pt2" else "onnx")
-    wish = Wish(format=kind, preprocessing=preprocessing, int8=int8, dynamic_size=dynamic_size)
-    if target.suffix != f".{kind}":
-        raise VitrailError(f"{target.name}: expected a name that ends in .{kind}")
+    if kind == "hub":
+        graph_only = {
+            **{"--int8": int8, "--data": data, "--dynamic-size": dynamic_size},
+            "--preprocessing": preprocessing != "inside",
+        }
+        for option, given in graph_only.items():
+            if given:
+                raise VitrailError(f"{option} does not apply to --format hub")
+        if isinstance(model, Classifier):
+            raise VitrailError("--format hub exports a file; write one with vitrail.save(...)")
+        return export_hub(model, target, to=to or "timm", upload=upload)
+    if to or upload:
+        raise VitrailError("--to and --upload are only for --format hub")
+    suffixes = [f".{kind}"] if kind else [".onnx", ".pt2"]
+    if target.suffix not in suffixes:
+        expected = " or ".join(suffixes)
+        raise VitrailError(f"{target.name}: expected a name that ends in {expected}")
+    options = GraphOptions(
+        format="pt2" if target.suffix == ".pt2" else "onnx",
+        preprocessing=preprocessing,
+        int8=int8,
+        dynamic_size=dynamic_size,
+    )
     if int8 and not data:
-        raise VitrailError("--int8 is calibrated on pictures; name some with --data DATA")
+        raise VitrailError("--int8 needs images for calibration; add --data DATA")
+    return _export_graph(model, target, options, data)
+
+
+def _export_graph(
+    model: str | Path | Classifier, target: Path, options: GraphOptions, data: str | Path
+) -> GraphParity:
     loaded = model if isinstance(model, Classifier) else load(model)
-    # Never the caller's own: it stays where it is, and in its precision.
+    preprocess = loaded.preprocess
+    if not isinstance(preprocess, Preprocessing):
+        raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
+    # A copy: the caller's model keeps its device, mode and precision.
     loaded = copy.deepcopy(loaded).float().cpu().eval().requires_grad_(False)
-    write(loaded, target, wish, data)
-    return compare(loaded, target, wish, data)
-
-
-def write(model: Classifier, target: Path, wish: Wish, data: str | Path) -> None:
-    """The file, and its description beside it where that is wished for."""
-    pre, about = preprocessing_of(model), description(model, wish)
-    program = trace(model, wish, pre)
-    if wish.format == "pt2":
-        write_pt2(program, target, about)
-    elif not wish.int8:
-        write_onnx(program, target, wish, about)
-    else:
+    metadata = describe_graph(loaded, preprocess, options)
+    program = trace(loaded, preprocess, options)
+    if options.format == "pt2":
+        write_pt2(program, target, metadata)
+    elif options.int8:
         with TemporaryDirectory() as folder:
-            floats = Path(folder) / "floats.onnx"
-            write_onnx(program, floats, wish, about)
-            quantize(floats, target, calibration(model, data, wish), wish, about)
-    if wish.preprocessing == "beside":
-        write_json(target.with_suffix(".json"), about)
-
-
-def calibration(model: Classifier, data: str | Path, wish: Wish) -> Iterator[Tensor]:
-    """Some pictures that the model may have learned from: those of test are for measuring."""
-    source = next(iter(split_as_trained(model, data).parts.values()))
-    order = np.random.default_rng(0).permutation(len(source.targets))
-    transform = transform_of(preprocessing_of(model), wish)
-    pictures = PreparedImages(source, order[:CALIBRATION], transform)
-    found = [pictures[i][1] for i in range(len(pictures))]
-    return (picture for picture in found if isinstance(picture, Tensor))
-
-
-def transform_of(pre: Preprocessing, wish: Wish) -> Transform:
-    """From a picture to what the graph takes."""
-    return as_images(pre) if wish.preprocessing == "inside" else pre
-
-
-def compare(model: Classifier, target: Path, wish: Wish, data: str | Path) -> Parity:
-    """The original and the file as it was read back, on noise and on DATA."""
-    exported = Exported(target, wish, model.labels)
-    difference, largest = differences(model, exported)
+            float_file = Path(folder) / "float.onnx"
+            write_onnx(program, float_file, metadata)
+            images = _calibration_images(loaded, data, input_transform(preprocess, options))
+            quantize(float_file, target, images, metadata)
+    else:
+        write_onnx(program, target, metadata)
+    if not options.inside:
+        write_json(target.with_suffix(".json"), metadata)
+    exported = ExportedModel(target, options, loaded.labels)
+    difference, largest = _compare_logits(loaded, exported, preprocess)
     measured: dict[str, Any] = {}
     if data:
-        measured = accuracy(model, exported, select_images(model, data, "test").source)
-    return Parity(
+        test = select_images(loaded, data, "test").source
+        measured = _compare_accuracy(loaded, exported, test, preprocess)
+    return GraphParity(
         target=str(target),
-        format=wish.format,
-        preprocessing=wish.preprocessing,
-        int8=wish.int8,
+        format=options.format,
+        preprocessing=options.preprocessing,
+        int8=options.int8,
         bytes=sum(path.stat().st_size for path in target.parent.glob(f"{target.name}*")),
-        batches=tuple(BATCHES),
+        batches=tuple(_BATCHES),
         difference=difference,
         largest=largest,
         **measured,
     )
 
 
+def _calibration_images(
+    model: Classifier, data: str | Path, transform: Transform
+) -> Iterator[Tensor]:
+    """Random images of the train split: those of the test split are for measuring."""
+    source = next(iter(split_as_trained(model, data).parts.values()))
+    order = np.random.default_rng(0).permutation(len(source.targets))
+    images = PreparedImages(source, order[:_CALIBRATION_IMAGES], transform)
+    for i in range(len(images)):
+        _, image = images[i]
+        if isinstance(image, Tensor):
+            yield image
+
+
 @torch.inference_mode()
-def differences(model: Classifier, exported: Exported) -> tuple[float, float]:
-    """The largest one in logits, preprocessing included where the graph has it, and the largest
-    logit."""
-    pre, worst, largest = preprocessing_of(model), 0.0, 0.0
-    for images in examples(exported.wish, pre, BATCHES):
-        pixels = images
-        if exported.wish.preprocessing == "inside":
-            pixels = torch.stack([pre(picture_of(image)) for image in images])
+def _compare_logits(
+    model: Classifier, exported: ExportedModel, preprocess: Preprocessing
+) -> tuple[float, float]:
+    """The largest difference in logits on random inputs, and the largest logit."""
+    difference = largest = 0.0
+    for inputs in example_inputs(preprocess, exported.options, _BATCHES):
+        pixels = inputs
+        if exported.options.inside:
+            pixels = torch.stack([preprocess(to_pil_image(image)) for image in inputs])
         expected = model(pixels)
-        worst = max(worst, (expected - exported(images)).abs().max().item())
+        difference = max(difference, (expected - exported(inputs)).abs().max().item())
         largest = max(largest, expected.abs().max().item())
-    return worst, largest
+    return difference, largest
 
 
-def picture_of(image: Tensor) -> Image.Image:
-    """Bytes of a picture as Pillow has them."""
-    array = image.permute(1, 2, 0).numpy()
-    return Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
-
-
-def accuracy(model: Classifier, exported: Exported, source: Source) -> dict[str, Any]:
-    """Top-1 of both on the same pictures."""
-    transform = transform_of(preprocessing_of(model), exported.wish)
-    # Pictures of different sizes do not go into one batch.
-    batch = 1 if exported.wish.preprocessing == "inside" else 8
+def _compare_accuracy(
+    model: Classifier, exported: ExportedModel, source: Source, preprocess: Preprocessing
+) -> dict[str, Any]:
+    """Top-1 accuracy of both on the same images."""
+    transform = input_transform(preprocess, exported.options)
+    # Images of different sizes do not fit in one batch.
+    batch = 1 if exported.options.inside else 8
     original = Predictor(model, source.labels)
-    readback = Predictor(exported, source.labels, transform=transform)
     before, broken = predict_dataset(original, source, batch=8)
+    readback = Predictor(exported, source.labels, transform=transform)
     after, _ = predict_dataset(readback, source, batch=batch)
     for name, reason in broken:
         say(f"left out  {name}: {reason}")
     if not len(before):
-        raise VitrailError("no picture of the data can be read; nothing was compared")
+        raise VitrailError("none of the images in the test split can be read; check --data")
     return {
         "n": len(before),
         "before": float((before.guesses[:, 0] == before.targets).mean()),

@@ -1,23 +1,24 @@
-"""A model as a graph in one file, and back again as something that can be called."""
+"""A model as a graph in a file (ONNX, int8 ONNX or torch.export), and that file as a model."""
 
 import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 from torch.onnx import OnnxExporterError
+from torchvision.transforms.v2.functional import pil_to_tensor
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError, one_line
@@ -25,103 +26,131 @@ from vitrail.exporting.pipeline import Pipeline
 from vitrail.model import Classifier
 from vitrail.model.positions import LearnedPositions
 
-KEY = "vitrail"
-"""Where the files keep labels and preprocessing."""
-FormatName = Literal["onnx", "pt2"]
-Place = Literal["inside", "beside"]
+_METADATA_KEY = "vitrail"
+_QUANTIZED_OPS = ["MatMul", "Gemm", "Conv"]
+_GELU_OUTPUT_OPS = {"Gelu", "Mul"}
+"""A GELU node, or the last node of its decomposition."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What a graph should be like."""
+class GraphOptions:
+    """The options of `vitrail export` for a graph."""
 
-    format: FormatName = "onnx"
-    preprocessing: Place = "inside"
-    int8: bool = False
-    dynamic_size: bool = False
+    format: Literal["onnx", "pt2"]
+    preprocessing: Literal["inside", "beside"]
+    int8: bool
+    dynamic_size: bool
 
     def __post_init__(self) -> None:
         if self.int8 and self.format != "onnx":
-            raise VitrailError(f"--int8 is for --format onnx, not {self.format}")
-        if self.dynamic_size and self.preprocessing == "inside":
+            raise VitrailError(f"--int8 is only for --format onnx, not {self.format}")
+        if self.dynamic_size and self.inside:
             raise VitrailError(
-                "--dynamic-size is for --preprocessing beside: inside, pictures of any size are "
-                "resized to the model's own"
+                "--dynamic-size needs --preprocessing beside: preprocessing inside the graph "
+                "resizes every image to the model's own size"
             )
 
     @property
-    def input(self) -> str:
-        """What the graph calls what it takes."""
-        return "images" if self.preprocessing == "inside" else "pixels"
+    def inside(self) -> bool:
+        """Whether preprocessing is part of the graph."""
+        return self.preprocessing == "inside"
 
 
-def preprocessing_of(model: Classifier) -> Preprocessing:
-    """The model's own, which is to travel with it."""
-    if not isinstance(model.preprocess, Preprocessing):
-        raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
-    return model.preprocess
-
-
-def description(model: Classifier, wish: Wish) -> dict[str, Any]:
-    """All that a user of the file needs besides the graph."""
-    pre = preprocessing_of(model)
-    inside = wish.preprocessing == "inside"
-    sides = ["height", "width"] if inside or wish.dynamic_size else list(pre.size)
+def describe_graph(
+    model: Classifier, preprocess: Preprocessing, options: GraphOptions
+) -> dict[str, Any]:
+    """The metadata of an exported file: input, output, labels and preprocessing."""
+    any_size = options.inside or options.dynamic_size
+    sides = ["height", "width"] if any_size else list(preprocess.size)
     return {
         "input": {
-            "name": wish.input,
-            "type": "uint8" if inside else "float32",
-            "shape": ["batch", len(pre.mean), *sides],
+            "name": "images" if options.inside else "pixels",
+            "type": "uint8" if options.inside else "float32",
+            "shape": ["batch", len(preprocess.mean), *sides],
         },
         "output": "features" if model.head is None else "logits",
         "activation": model.activation,
         "labels": list(model.labels),
-        "preprocessing": pre.to_dict() | {"where": wish.preprocessing},
+        "preprocessing": preprocess.to_dict() | {"where": options.preprocessing},
     }
 
 
-def trace(model: nn.Module, wish: Wish, pre: Preprocessing) -> torch.export.ExportedProgram:
-    """The model, with its preprocessing where that is wished for, as torch sees it."""
-    module = Pipeline(model, pre) if wish.preprocessing == "inside" else model
+def trace(model: nn.Module, preprocess: Preprocessing, options: GraphOptions) -> ExportedProgram:
+    """The model, with its preprocessing if that goes inside, as a torch.export program."""
+    module = Pipeline(model, preprocess) if options.inside else model
     learned = any(isinstance(part, LearnedPositions) for part in model.modules())
-    if wish.dynamic_size and wish.format == "pt2" and learned:
-        # It would refuse the one size that needs no interpolation: the model's own.
-        raise VitrailError("learned positions with --dynamic-size are for --format onnx, not pt2")
-    # Not a square: torch would take equal sides for one and the same number.
-    *_, example = examples(wish, pre, [1, 2])
+    if options.dynamic_size and options.format == "pt2" and learned:
+        # The program would refuse the one size that needs no interpolation: the model's own.
+        raise VitrailError(
+            "--dynamic-size with learned position embeddings is only for --format onnx, not pt2"
+        )
+    # The second example is not square: torch would take equal sides for the same symbol.
+    *_, example = example_inputs(preprocess, options, [1, 2])
     dynamic: dict[int, Any] = {0: Dim("batch", min=1)}
-    if wish.preprocessing == "inside":
+    if options.inside:
         dynamic |= {2: Dim("height"), 3: Dim("width")}
-    if wish.dynamic_size:
+    if options.dynamic_size:
         dynamic |= {2: Dim.AUTO, 3: Dim.AUTO}
-    with quiet():
+    with _quiet():
         return torch.export.export(module.eval(), (example,), dynamic_shapes=(dynamic,))
 
 
-def examples(wish: Wish, pre: Preprocessing, batches: list[int]) -> Iterator[Tensor]:
-    """Noise as the graph takes it, each batch of another size where it takes any."""
-    chance = torch.Generator().manual_seed(0)
-    rows, columns = pre.size
+def example_inputs(
+    preprocess: Preprocessing, options: GraphOptions, batches: list[int]
+) -> Iterator[Tensor]:
+    """Random inputs of the graph, of a different size in each batch if the graph takes any."""
+    generator = torch.Generator().manual_seed(0)
+    channels, (rows, columns) = len(preprocess.mean), preprocess.size
     for number, batch in enumerate(batches):
-        if wish.preprocessing == "inside":
-            shape = (batch, len(pre.mean), 150 + 13 * number, 200 + 29 * number)
-            yield torch.randint(0, 256, shape, generator=chance, dtype=torch.uint8)
+        if options.inside:
+            shape = (batch, channels, 150 + 13 * number, 200 + 29 * number)
+            yield torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         else:
-            more = 32 * number if wish.dynamic_size else 0
-            shape = (batch, len(pre.mean), rows + more, columns + 2 * more)
-            yield torch.randn(shape, generator=chance).clamp(-1, 1)
+            more = 32 * number if options.dynamic_size else 0
+            shape = (batch, channels, rows + more, columns + 2 * more)
+            yield torch.randn(shape, generator=generator).clamp(-1, 1)
 
 
-def write_pt2(program: torch.export.ExportedProgram, path: Path, about: dict[str, Any]) -> None:
-    """torch.export's own file."""
-    with together(path) as part, quiet():
-        torch.export.save(program, part, extra_files={f"{KEY}.json": json.dumps(about)})
+def input_transform(
+    preprocess: Preprocessing, options: GraphOptions
+) -> Callable[[Image.Image], Tensor]:
+    """From an image to an input of the graph."""
+    mode = "L" if len(preprocess.mean) == 1 else "RGB"
+    return (lambda image: pil_to_tensor(image.convert(mode))) if options.inside else preprocess
 
 
-def keep_padding(program: torch.export.ExportedProgram) -> None:
-    """Zeros around a map whose maxima are taken, as BiT has them, made a little more than zero.
+def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, Any]) -> None:
+    with _staged(path) as part, _quiet():
+        extra_files = {f"{_METADATA_KEY}.json": json.dumps(metadata)}
+        torch.export.save(program, part, extra_files=extra_files)
 
-    ONNX Runtime (1.31) would make them part of the pooling, which pads with minus infinity, and
+
+def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, Any]) -> None:
+    _require_onnx()
+    _protect_padding(program)
+    with _staged(path) as part, _quiet():
+        try:
+            onnx_program = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                input_names=[metadata["input"]["name"]],
+                output_names=[metadata["output"]],
+            )
+        except OnnxExporterError as error:
+            reason = one_line(error.__cause__ or error)
+            raise VitrailError(
+                f"ONNX cannot represent this model; use --format pt2 ({reason})"
+            ) from None
+        assert onnx_program is not None
+        onnx_program.model.metadata_props[_METADATA_KEY] = json.dumps(metadata)
+        onnx_program.save(part)
+
+
+def _protect_padding(program: ExportedProgram) -> None:
+    """Replace the zero padding before max pooling, which BiT has, by a tiny positive number.
+
+    ONNX Runtime (1.31) would fuse the zeros into the pooling, which pads with minus infinity, and
     logits would be off by a hundredth.
     """
     for node in program.graph.nodes:
@@ -130,40 +159,67 @@ def keep_padding(program: torch.export.ExportedProgram) -> None:
             node.args = (*node.args[:2], "constant", 1e-30)
 
 
-def write_onnx(
-    program: torch.export.ExportedProgram, path: Path, wish: Wish, about: dict[str, Any]
+def quantize(
+    source: Path, target: Path, images: Iterable[Tensor], metadata: dict[str, Any]
 ) -> None:
-    """An ONNX file."""
-    needed()
-    keep_padding(program)
-    with together(path) as part, quiet():
-        try:
-            found = torch.onnx.export(
-                program,
-                dynamo=True,
-                verbose=False,
-                input_names=[wish.input],
-                output_names=[about["output"]],
-            )
-        except OnnxExporterError as error:
-            reason = one_line(error.__cause__ or error)
-            raise VitrailError(
-                f"ONNX cannot hold this model; use --format pt2 ({reason})"
-            ) from None
-        assert found is not None
-        found.model.metadata_props[KEY] = json.dumps(about)
-        found.save(part)
+    """An ONNX file in int8, for CPUs: static quantization by ONNX Runtime, calibrated on images.
+
+    Only products with constant weights are quantized, and their outputs stay floats: rounding those
+    too changes predictions and saves little time. The input of what follows a GELU stays float as
+    well: it is one-sided, most of it is close to zero, and one step of 255 is larger than its whole
+    negative part.
+    """
+    _require_onnx()
+    import onnx
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    inputs = ({metadata["input"]["name"]: image[None].numpy()} for image in images)
+    reader: Any = SimpleNamespace(get_next=lambda: next(inputs, None))
+    with TemporaryDirectory() as folder, _staged(target) as part, _quiet():
+        prepared = Path(folder) / "prepared.onnx"
+        quant_pre_process(source, prepared, skip_symbolic_shape=True)
+        quantize_static(
+            prepared,
+            part,
+            reader,
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=_QUANTIZED_OPS,
+            nodes_to_exclude=_float_nodes(onnx.load(prepared).graph),
+            extra_options={"OpTypesToExcludeOutputQuantization": _QUANTIZED_OPS},
+        )
+        graph = onnx.load(part)
+        onnx.helper.set_model_props(graph, {_METADATA_KEY: json.dumps(metadata)})
+        onnx.save(graph, part)
 
 
-def needed() -> None:
-    """The packages that ONNX takes."""
+def _float_nodes(graph: Any) -> list[str]:
+    """Names of the products that would lose too much in int8, or have no weights."""
+    weights = {tensor.name for tensor in graph.initializer}
+    made_by = {name: node.op_type for node in graph.node for name in node.output}
+    products = [node for node in graph.node if node.op_type in _QUANTIZED_OPS]
+    # The first convolution sees pixels, and is cheap.
+    first = next((node.name for node in products if node.op_type == "Conv"), None)
+
+    def stays_float(node: Any) -> bool:
+        if node.name == first or weights.isdisjoint(node.input):
+            return True
+        return node.op_type != "Conv" and made_by.get(node.input[0]) in _GELU_OUTPUT_OPS
+
+    return [node.name for node in products if stays_float(node)]
+
+
+def _require_onnx() -> None:
     if not all(map(find_spec, ("onnx", "onnxruntime", "onnxscript"))):
         raise VitrailError("vitrail export needs the export extra: pip install 'vitrail[export]'")
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without what exporters say about their own inner workings."""
+def _quiet() -> Iterator[None]:
+    """Without the exporters' warnings about their own internals."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -174,8 +230,8 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def together(path: Path) -> Iterator[Path]:
-    """A place to write files to, which then move to where they belong: large graphs are two."""
+def _staged(path: Path) -> Iterator[Path]:
+    """A temporary path whose files are moved next to `path` at the end: large graphs have two."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
@@ -186,40 +242,28 @@ def together(path: Path) -> Iterator[Path]:
         raise FailureError(f"cannot write {path} ({one_line(error)})") from None
 
 
-class Exported(nn.Module):
-    """An exported file as a model: what it answers can be measured like any other's."""
+class ExportedModel(nn.Module):
+    """An exported file as a model that can be evaluated."""
 
-    def __init__(self, path: Path, wish: Wish, labels: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, options: GraphOptions, labels: tuple[str, ...]) -> None:
         super().__init__()
-        self.labels, self.wish = labels, wish
-        self.call = opened_onnx(path, wish) if wish.format == "onnx" else opened_pt2(path)
+        self.labels, self.options = labels, options
+        self._run = _load_onnx(path) if options.format == "onnx" else _load_pt2(path)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.call(images.to(torch.uint8) if self.wish.preprocessing == "inside" else images)
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._run(inputs.to(torch.uint8) if self.options.inside else inputs)
 
 
-def opened_onnx(path: Path, wish: Wish) -> Callable[[Tensor], Tensor]:
-    """The graph in ONNX Runtime, on the CPU."""
+def _load_onnx(path: Path) -> Callable[[Tensor], Tensor]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {wish.input: images.numpy()})[0])
+    name = session.get_inputs()[0].name
+    return lambda inputs: torch.from_numpy(session.run(None, {name: inputs.numpy()})[0])
 
 
-def opened_pt2(path: Path) -> Callable[[Tensor], Tensor]:
-    """The graph in torch."""
-    with quiet():
+def _load_pt2(path: Path) -> Callable[[Tensor], Tensor]:
+    with _quiet():
         return torch.export.load(path).module()
-
-
-def as_images(pre: Preprocessing) -> Callable[[Image.Image], Tensor]:
-    """From a picture to what a graph with preprocessing inside takes."""
-
-    def to_bytes(picture: Image.Image) -> Tensor:
-        mode = "L" if len(pre.mean) == 1 else "RGB"
-        array = np.atleast_3d(np.array(picture.convert(mode)))
-        return torch.from_numpy(array).permute(2, 0, 1).contiguous()
-
-    return to_bytes

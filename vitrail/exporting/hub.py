@@ -1,4 +1,4 @@
-"""A folder that others load, with a model card, ready for the Hugging Face hub."""
+"""A folder with weights, config and model card that timm or transformers load from the hub."""
 
 import json
 from importlib.util import find_spec
@@ -6,46 +6,55 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitrail.console import say
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.exporting.card import write_card
-from vitrail.files import write_json
-from vitrail.model import Architecture
+from vitrail.files import make_folder, write_json
+from vitrail.model import Architecture, Classifier
 from vitrail.model.variants import name
 from vitrail.model.vit import ViTArchitecture
-from vitrail.runs import find_run, is_run
+from vitrail.runs import Run, find_run, is_run
 from vitrail.weights.convert import Parity, convert
 from vitrail.weights.load import load, resolve
 
 Library = Literal["timm", "transformers"]
-FILES = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
+_FILES = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
+_MAX_CLASSES = 50
+"""Class names and rows of the class table on the model card."""
+_SNIPPETS = {
+    "timm": """import timm
+
+model = timm.create_model("{where}", pretrained=True).eval()
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+""",
+    "transformers": """from transformers import pipeline
+
+classify = pipeline("image-classification", model="{where}")
+print(classify("photo.jpg"))
+""",
+}
 
 
 def export_hub(
-    model: str | Path, target: str | Path, *, to: Library = "timm", upload: str = ""
+    model: str | Path, folder: Path, *, to: Library = "timm", upload: str = ""
 ) -> Parity:
-    """Writes weights, config and model card into a folder, compares, and uploads where asked."""
-    folder = Path(target)
-    api = logged_in() if upload else None
+    """Write weights, config and model card, compare with the original, and upload if requested."""
+    api = _logged_in() if upload else None
     if folder.exists() and (not folder.is_dir() or is_run(folder)):
-        raise VitrailError(f"{folder} is not a folder for a repository; name a new one")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FailureError(f"cannot create {folder} ({one_line(error)})") from None
+        raise VitrailError(f"{folder} is a file or a run; choose a new folder")
+    make_folder(folder)
     parity = convert(model, folder, to="huggingface" if to == "transformers" else "timm")
     loaded = load(model)
     if to == "timm":
-        name_for_timm(folder / "config.json", loaded.architecture)
-    write_card(folder, loaded, find_run(resolve(model)[0]), to, upload)
+        _complete_timm_config(folder / "config.json", loaded.architecture)
+    _write_card(folder, loaded, find_run(resolve(model)[0]), to, upload)
     if parity.holds and api is not None:
-        send(api, folder, upload)
-    elif parity.holds and has_token():
-        say("next    look at its README.md, then run this again with --upload OWNER/NAME")
+        _upload_folder(api, folder, upload)
+    elif parity.holds and _has_token():
+        say("next    check its README.md, then run this again with --upload OWNER/NAME")
     return parity
 
 
-def has_token() -> bool:
-    """Whether the hub may know the user; nobody is asked."""
+def _has_token() -> bool:
     if find_spec("huggingface_hub") is None:
         return False
     from huggingface_hub import get_token
@@ -53,8 +62,8 @@ def has_token() -> bool:
     return get_token() is not None
 
 
-def name_for_timm(path: Path, a: Architecture) -> None:
-    """The GELU too: a converted file leaves that to timm's own, a repository must not."""
+def _complete_timm_config(path: Path, a: Architecture) -> None:
+    """Add the GELU: `vitrail convert` leaves it to timm's model, but a repository must name it."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if "architecture" not in config:
         raise VitrailError(
@@ -65,8 +74,8 @@ def name_for_timm(path: Path, a: Architecture) -> None:
     write_json(path, config)
 
 
-def logged_in() -> Any:
-    """The hub, where the user is known to it."""
+def _logged_in() -> Any:
+    """The hub's API, if the user is logged in."""
     try:
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
@@ -78,12 +87,14 @@ def logged_in() -> Any:
     except LocalTokenNotFoundError:
         raise VitrailError("--upload: you are not logged in; run 'hf auth login'") from None
     except (HfHubHTTPError, OSError) as error:
-        raise FailureError(f"the hub does not know you ({one_line(error)}); log in again") from None
+        raise FailureError(
+            f"the hub rejected your login ({one_line(error)}); run 'hf auth login' again"
+        ) from None
     return api
 
 
-def send(api: Any, folder: Path, repository: str) -> None:
-    """All that belongs to the repository, and nothing else that may lie in the folder."""
+def _upload_folder(api: Any, folder: Path, repository: str) -> None:
+    """Upload the exported files; other files in the folder stay private."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
@@ -91,10 +102,101 @@ def send(api: Any, folder: Path, repository: str) -> None:
         api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=FILES,
+            allow_patterns=_FILES,
             commit_message="Model exported by Vitrail",
         )
     except HFValidationError as error:
         raise VitrailError(f"--upload {repository}: {one_line(error)}") from None
     except (HfHubHTTPError, OSError) as error:
         raise FailureError(f"cannot upload to {repository} ({one_line(error)})") from None
+
+
+def _write_card(
+    folder: Path, model: Classifier, run: Run | None, library: Library, upload: str
+) -> None:
+    """README.md of the repository, with the YAML header that the hub reads."""
+    where = upload or str(folder)
+    if library == "timm":
+        where = f"hf-hub:{upload}" if upload else f"local-dir:{folder}"
+    test = {} if run is None else run.evaluation("test")
+    info = {} if run is None else run.info()
+    parts = [
+        _card_header(model, test, library),
+        f"# {(upload or folder.name).rpartition('/')[2]}",
+        _card_summary(model, info.get("data", {}).get("name", "")),
+        *_card_results(test),
+        "## Use\n\n```python\n" + _SNIPPETS[library].format(where=where) + "```",
+        "Or with Vitrail, including class names and preprocessing: "
+        f'`vitrail.load("{upload and "hub:"}{upload or folder}")`.',
+        _card_preprocessing(model.preprocess),
+        _card_training(info),
+    ]
+    (folder / "README.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+
+
+def _card_header(model: Classifier, test: dict[str, Any], library: Library) -> str:
+    values: dict[str, Any] = {
+        "library_name": library,
+        "pipeline_tag": "image-classification",
+        "tags": ["image-classification", "vision", "vitrail"],
+    }
+    if test:
+        dataset = {"name": Path(test["data"]).name, "type": "imagefolder", "split": "test"}
+        metric = {"type": "accuracy", "name": "top-1", "value": round(test["top1"], 4)}
+        task = {"type": "image-classification"}
+        results = [{"task": task, "dataset": dataset, "metrics": [metric]}]
+        values["model-index"] = [{"name": name(model.architecture), "results": results}]
+    # JSON is YAML, and needs no package to write.
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _card_summary(model: Classifier, data: str) -> str:
+    a = model.architecture
+    count = sum(x.numel() for x in model.parameters())
+    trained = f", trained on {data}" if data else ""
+    summary = f"{name(a)}, {count:,} parameters, for {a.size[0]} × {a.size[1]} images{trained}. "
+    if not a.classes:
+        return summary + "It has no classes: its output is features."
+    names = ", ".join(model.labels[:_MAX_CLASSES]) + (" …" if model.labels[_MAX_CLASSES:] else "")
+    return summary + f"It has {a.classes:,} classes{f': {names}' if names else ''}."
+
+
+def _card_results(test: dict[str, Any]) -> list[str]:
+    if not test:
+        return ["## Results\n\nNot evaluated on a held-out test set."]
+    low, high = test["intervals"]["top1"]
+    classes = test["per_class"]
+    top5 = f", top-5 {test['top5']:.2%}" if len(classes) > 5 else ""
+    results = (
+        f"## Results\n\nTop-1 {test['top1']:.2%} (95 % interval {low:.2%} to {high:.2%}){top5} "
+        f"on the test split of {Path(test['data']).name}, n = {test['n']:,}; calibration error "
+        f"{test['ece']:.3f}."
+    )
+    if len(classes) > _MAX_CLASSES:
+        return [results]
+    rows = ["| class | precision | recall | F1 | n |", "|---|--:|--:|--:|--:|"]
+    for row in classes:
+        figures = " | ".join(f"{100 * row[key]:.1f} %" for key in ("precision", "recall", "f1"))
+        rows.append(f"| {row['name']} | {figures} | {row['n']:,} |")
+    return [results, "\n".join(rows)]
+
+
+def _card_preprocessing(preprocess: Any) -> str:
+    if not isinstance(preprocess, Preprocessing):
+        return ""
+    p, (rows, columns) = preprocess, preprocess.size
+    crop = f"{p.short_side} pixels on the short side, center-cropped to " if p.short_side else ""
+    return (
+        f"Images are resized ({p.interpolation}) to {crop}{rows} × {columns} pixels, scaled to "
+        f"[0, 1] and normalized with mean {list(p.mean)} and standard deviation {list(p.std)}."
+    )
+
+
+def _card_training(info: dict[str, Any]) -> str:
+    if not info:
+        return ""
+    facts = [info.get("hardware", ""), f"seed {info.get('seed')}", f"{info.get('steps')} steps"]
+    facts += [f"{package} {version}" for package, version in info.get("versions", {}).items()]
+    command = f"```sh\n{info.get('command', '')}\n```"
+    return f"## Training\n\n{command}\n\n{' · '.join(filter(None, facts))}"

@@ -1,8 +1,8 @@
-"""Preprocessing as part of the model: bytes of a picture of any size in, logits out.
+"""Preprocessing as part of the graph: bytes of images of any size in, logits out.
 
-Resizing is two products with matrices that are computed from the picture's size, in Pillow's way:
-columns first, rounded to whole numbers, then rows, rounded again. What is cropped away is never
-computed. Pillow computes with whole numbers, and sums of those are exact in 64-bit floats.
+Resizing is two products with matrices that are computed from the image's size. Like Pillow, it
+resizes columns first, rounds to whole numbers, then resizes rows and rounds again. What would be
+cropped away is never computed. Pillow uses integers, whose sums are exact in 64-bit floats.
 """
 
 import torch
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 
-ONE = float(1 << 22)
-"""Pillow's weights are multiples of this part of one."""
+_ONE = float(1 << 22)
+"""The fixed-point one of Pillow's resampling weights."""
 
 
 class Pipeline(nn.Module):
-    """A model that takes pictures as they come out of a decoder."""
+    """A model that takes decoded images as bytes."""
 
     mean: Tensor
     std: Tensor
@@ -26,7 +26,8 @@ class Pipeline(nn.Module):
         super().__init__()
         if preprocessing.interpolation == "bicubic" and not preprocessing.antialias:
             raise VitrailError(
-                "bicubic without smoothing cannot be put into the graph; use --preprocessing beside"
+                "bicubic resizing without antialiasing cannot be part of the graph; use "
+                "--preprocessing beside"
             )
         self.model, self.preprocessing = model, preprocessing
         for name in ("mean", "std"):
@@ -34,63 +35,50 @@ class Pipeline(nn.Module):
             self.register_buffer(name, values, persistent=False)
 
     def forward(self, images: UInt8[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
-        pixels = self.resized(images.double()).float() / 255
+        pixels = self._resize(images.double()).float() / 255
         return self.model((pixels - self.mean) / self.std)
 
-    def resized(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c rows columns"]:
-        """What `Preprocessing` cuts out of the resized picture."""
+    def _resize(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c rows columns"]:
+        """The resized images, cropped as `Preprocessing` does."""
         p = self.preprocessing
-        height, width = places(images, 2), places(images, 3)
-        long = (height[-1] + 1, width[-1] + 1)
+        y, x = (torch.arange(images.shape[axis], dtype=torch.float64) for axis in (2, 3))
+        height, width = y[-1] + 1, x[-1] + 1
         rows, columns = p.size
+        tall, wide = torch.full_like(height, rows), torch.full_like(width, columns)
         if p.short_side:
             scale = p.short_side / min(p.size)
             box = round(rows * scale), round(columns * scale)
-        else:
-            box = p.size
-        # One of the two is the box's own side: the picture just covers it.
-        covering = p.short_side > 0
-        tall = covered(box[0], box[1] * long[0] / long[1], covering)
-        wide = covered(box[1], box[0] * long[1] / long[0], covering)
-        images = images @ self.weights(width, wide, columns).T
-        images = self.weights(height, tall, rows) @ self.rounded(images)
-        return self.rounded(images)
+            # The resized image just covers the box: one of its sides is the box's own.
+            tall = (box[1] * height / width).floor().clamp(min=box[0])
+            wide = (box[0] * width / height).floor().clamp(min=box[1])
+        images = self._round(images @ self._weights(x, wide, columns).T)
+        return self._round(self._weights(y, tall, rows) @ images)
 
-    def rounded(self, values: Tensor) -> Tensor:
-        """Pillow keeps bytes between its two passes; without smoothing, torch resizes floats."""
+    def _round(self, values: Tensor) -> Tensor:
+        """Pillow stores bytes between its two passes; without antialiasing, torch stores floats."""
         if not self.preprocessing.antialias:
             return values
-        return ((values + ONE / 2) / ONE).floor().clamp(0, 255)
+        return ((values + _ONE / 2) / _ONE).floor().clamp(0, 255)
 
-    def weights(
-        self, places: Float[Tensor, " n"], length: Float[Tensor, ""], kept: int
-    ) -> Float[Tensor, "kept n"]:
-        """How much each pixel of a line counts in each of those kept of the resized line."""
-        scale = (places[-1] + 1) / length
-        first = ((length - kept) / 2).round()
-        centers = (first + torch.arange(kept, dtype=places.dtype) + 0.5) * scale
-        reach = scale.clamp(min=1) if self.preprocessing.antialias else torch.ones_like(scale)
-        distance = ((places + 0.5 - centers[:, None]) / reach).abs()
+    def _weights(
+        self, indices: Float[Tensor, " n"], length: Float[Tensor, ""], cropped: int
+    ) -> Float[Tensor, "cropped n"]:
+        """The weight of each pixel of a line in each pixel of the resized and cropped line."""
+        scale = (indices[-1] + 1) / length
+        first = ((length - cropped) / 2).round()
+        centers = (first + torch.arange(cropped, dtype=indices.dtype) + 0.5) * scale
+        support = scale.clamp(min=1) if self.preprocessing.antialias else torch.ones_like(scale)
+        distance = ((indices + 0.5 - centers[:, None]) / support).abs()
         is_cubic = self.preprocessing.interpolation == "bicubic"
-        found = bicubic(distance) if is_cubic else (1 - distance).clamp(min=0)
-        found = found / found.sum(1, keepdim=True)
+        weights = _bicubic(distance) if is_cubic else (1 - distance).clamp(min=0)
+        weights = weights / weights.sum(1, keepdim=True)
         if not self.preprocessing.antialias:
-            return found
-        return found.sign() * (found.abs() * ONE + 0.5).floor()
+            return weights
+        return weights.sign() * (weights.abs() * _ONE + 0.5).floor()
 
 
-def places(images: Float[Tensor, "b c y x"], axis: int) -> Float[Tensor, " n"]:
-    """The numbers of the pixels along an axis, precise enough for very long ones."""
-    return torch.arange(images.shape[axis], dtype=torch.float64)
-
-
-def covered(box: int, other: Float[Tensor, ""], covering: bool) -> Float[Tensor, ""]:
-    """The side that a resized picture has: the box's, or more where the other side decides."""
-    return other.floor().clamp(min=box) if covering else torch.full_like(other, box)
-
-
-def bicubic(x: Float[Tensor, "kept n"]) -> Float[Tensor, "kept n"]:
-    """Pillow's kernel, of the distance in pixels."""
+def _bicubic(x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows n"]:
+    """Pillow's kernel, by distance in pixels."""
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))

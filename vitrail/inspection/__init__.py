@@ -1,1 +1,1 @@
-"""Model and pictures → what lies inside: filters, positions, attention, features."""
+"""What a model has learned: filters, position embeddings, attention, features."""

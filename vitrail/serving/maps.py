@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.inspection.attention import look, on_grid
-from vitrail.inspection.pictures import clipped, overlay, photograph
-from vitrail.inspection.recording import Layer, Recording, record
+from vitrail.inspection.attention import Layer, Recording, analyze_attention, on_grid, record
+from vitrail.inspection.images import clip_outliers, denormalize, overlay
 from vitrail.model import Classifier
 from vitrail.model.positions import Grid
 from vitrail.serving.limits import RequestError
@@ -125,8 +124,8 @@ class AttentionMap:
     ) -> bytes:
         """The image lit where the map is high, as a PNG file."""
         height, width = shape.visible
-        image = photograph(pixels[:, :height, :width], preprocess)
-        values = self.values if self.layer is None else clipped(self.values)
+        image = denormalize(pixels[:, :height, :width], preprocess)
+        values = self.values if self.layer is None else clip_outliers(self.values)
         file = BytesIO()
         overlay(image, values, image.width / self.values.shape[1]).save(file, "PNG")
         return file.getvalue()
@@ -146,7 +145,7 @@ def _read_by_classifier(recording: Recording, query: MapQuery) -> Iterator[Atten
     """From the tokens that the classifier reads."""
     shape = AttentionShape.of(recording)
     layers = query.layers(shape)
-    seen = look(recording, layers)
+    seen = analyze_attention(recording, layers)
     if query.rollout:
         yield AttentionMap(None, None, None, on_grid(seen.rollout[None], shape.grids[0])[0])
     for layer in layers:

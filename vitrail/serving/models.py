@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
-from vitrail.inspection.recording import record
+from vitrail.inspection.attention import record
 from vitrail.model import Classifier
 from vitrail.model.variants import name as variant_name
 from vitrail.serving.maps import AttentionMap, AttentionShape, MapQuery, attention_maps

@@ -389,15 +389,15 @@ def _list_skipped(run: Run, target: Path) -> None:
 
 def inspect_run(run: Run, device: str) -> None:
     """Inspects the model of a run for its report; nothing is lost where that fails."""
-    summary = import_optional("inspection.summary", "inspection is")
-    if summary is None:
+    inspection = import_optional("inspection.inspect_model", "inspection is")
+    if inspection is None:
         return
     try:
         data = open_parts(load_config(run.folder / "config.toml"))
         split = next(name for name in ("test", "val", "train") if name in data.parts)
         model = load(run.folder).to(choose_device(device))
         # No longer than training took: a run of seconds is not worth many of them.
-        seconds = min(summary.SECONDS, float(run.info().get("seconds", 0.0)))
-        summary.summarize(model, data.part(split), split, run.folder / "inspection", seconds)
+        seconds = min(inspection.SUMMARY_SECONDS, float(run.info().get("seconds", 0.0)))
+        inspection.summarize(model, data.part(split), split, run.folder / "inspection", seconds)
     except (VitrailError, RuntimeError, OSError) as error:
         run.say(f"inspect  failed: {one_line(error)}")

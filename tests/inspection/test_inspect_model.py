@@ -14,7 +14,7 @@ from tests.models import small
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
-from vitrail.inspection.looking import checked_layers
+from vitrail.inspection.tracer import checked_layers
 
 
 def ready(kind: str, size: int | tuple[int, int] = 64, **options):
