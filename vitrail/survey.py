@@ -8,8 +8,8 @@ from typing import Any
 from vitrail.console import count_progress
 from vitrail.data import check as checking
 from vitrail.data.check import sheet as contact_sheet
-from vitrail.data.dataset import Data
-from vitrail.data.opening import as_brought
+from vitrail.data.dataset import Splits
+from vitrail.data.opening import open_original
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.files import replace_with, write_text
@@ -54,7 +54,7 @@ def inspect_dataset(
             "--report, --filtered and --mirrored need --duplicates or --against DATA"
         )
     config = build(values)
-    brought = as_brought(what, unlabeled=config.train.objective == "masked")
+    brought = open_original(what, unlabeled=config.train.objective == "masked")
     data = whole = open_parts(config, changed(config), brought)
     if options.pack:
         # A store is split when it is opened, as the data itself would be.
@@ -71,7 +71,7 @@ def inspect_dataset(
 
             result["duplicates"] = duplicates.find(
                 whole,
-                against=[as_brought(other) for other in options.against],
+                against=[open_original(other) for other in options.against],
                 inside=options.duplicates,
                 alike=duplicates.Alike(mirrored=options.mirrored),
                 workers=options.workers,
@@ -88,7 +88,7 @@ def inspect_dataset(
     return result
 
 
-def kept_of(data: Data, options: CheckOptions, found: Any) -> dict[str, Any]:
+def kept_of(data: Splits, options: CheckOptions, found: Any) -> dict[str, Any]:
     """What is written of a data set once it is known what lies in it twice."""
     result: dict[str, Any] = {}
     left_out: dict[str, str] = {}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.data.pictures import contents, encoded, labeled, write, write_classes, write_tar
-from vitrail.data.dataset import Data
+from vitrail.data.dataset import Splits
 from vitrail.data.opening import open_data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
@@ -22,7 +22,7 @@ def elsewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def counts(data: Data) -> dict[str, int]:
+def counts(data: Splits) -> dict[str, int]:
     return {name: len(part.targets) for name, part in data.parts.items()}
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.dataset import ArraySource, Data, Source, exactly, positions, stable, subset
+from vitrail.data.dataset import ArraySource, Source, Splits, exactly, positions, stable, subset
 from vitrail.data.folder import FolderSource, open_folder, parts_of, sub_folders
 from vitrail.data.shards import ShardSource, holds_shards, open_shards
 from vitrail.data.store import is_store, open_store
@@ -42,12 +42,12 @@ PETS: Parts = {"train": {"split": "trainval"}, "test": {"split": "test"}}
 VAL_IS_TEST: Parts = {"train": {"split": "train"}, "test": {"split": "val"}}
 
 
-def from_torchvision(kind: str, parts: Parts, name: str, folder: Path) -> Data:
+def from_torchvision(kind: str, parts: Parts, name: str, folder: Path) -> Splits:
     """A data set by the name of torchvision's class, its files below `folder`."""
     from torchvision import datasets
 
     make = getattr(datasets, kind)
-    return Data(
+    return Splits(
         name=name,
         **{part: source_of(get(make, wanted, name, folder)) for part, wanted in parts.items()},
     )
@@ -127,7 +127,7 @@ def _labels_of(dataset: Any, targets: np.ndarray) -> tuple[str, ...]:
     return tuple(map(str, names if names else range(int(targets.max()) + 1)))
 
 
-def _digits(name: str, folder: Path) -> Data:
+def _digits(name: str, folder: Path) -> Splits:
     """scikit-learn's handwritten digits, 8 × 8 pixels; a fifth of each is test."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
@@ -141,10 +141,10 @@ def _digits(name: str, folder: Path) -> Data:
     names = [f"{target}/{index}" for index, target in enumerate(targets)]
     source = ArraySource(tuple("0123456789"), targets, names, pixels)
     test = exactly(positions(names), targets, 0.2, 0.0)["test"]
-    return Data(name=name, train=subset(source, ~test), test=subset(source, test))
+    return Splits(name=name, train=subset(source, ~test), test=subset(source, test))
 
 
-def from_archive(url: str, name: str, folder: Path) -> Data:
+def from_archive(url: str, name: str, folder: Path) -> Splits:
     """Class folders from a tar file of the web, unpacked into `folder / name`."""
     target = folder / name
     with on_disk(target):
@@ -179,12 +179,12 @@ def unpack(archive: Path, target: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _without_val(data: Data) -> Data:
+def _without_val(data: Splits) -> Splits:
     """Train and test alone: what is held out for choosing is part of train."""
     return replace(data, val=None)
 
 
-def _every_fifth(data: Data) -> Data:
+def _every_fifth(data: Splits) -> Splits:
     """Within each class, in the order of names, every fifth image is test, from the first on."""
     train = data.train
     if train is None or data.test is not None:
@@ -196,20 +196,20 @@ def _every_fifth(data: Data) -> Data:
     return replace(data, train=subset(train, ~test), test=subset(train, test))
 
 
-def _imagenet(data: Data) -> Data:
+def _imagenet(data: Splits) -> Splits:
     """The official validation set is what papers test on; class folders get readable names."""
     parts: dict[str, Source | None] = {"train": data.train, "val": data.val, "test": data.test}
     if data.test is None:
         parts |= {"val": None, "test": data.val}
     named = {part: source and _readable(source) for part, source in parts.items()}
-    return Data(name=data.name, **named)
+    return Splits(name=data.name, **named)
 
 
-def _all_test(data: Data) -> Data:
+def _all_test(data: Splits) -> Splits:
     """Undivided data that nobody learns from."""
     if data.train is None or data.test is not None:
         return _imagenet(data)
-    return Data(name=data.name, test=_readable(data.train))
+    return Splits(name=data.name, test=_readable(data.train))
 
 
 def _readable(source: Source) -> Source:
@@ -224,24 +224,24 @@ def _readable(source: Source) -> Source:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """A data set of the catalog."""
 
     what: str
     classes: int
     images: int
-    fetch: Callable[[str, Path], Data] | None
+    fetch: Callable[[str, Path], Splits] | None
     """Gets the data by its name, with its files in a folder; None where nobody may hand it out."""
     origin: str = "torchvision"
-    parts: Callable[[Data], Data] = lambda data: data
+    parts: Callable[[Splits], Splits] = lambda data: data
     """The splits that everyone compares on, out of those that the data comes with."""
-    lists: Callable[[str, Path], Data | None] | None = None
+    lists: Callable[[str, Path], Splits | None] | None = None
     """Opens the data from file lists, which come before all else, where there are any."""
     task: Any = None
     """The task of a benchmark that the data is: its `title` and its `group`."""
 
 
-def tv(kind: str, parts: Parts) -> Callable[[str, Path], Data]:
+def tv(kind: str, parts: Parts) -> Callable[[str, Path], Splits]:
     """How torchvision's class of that name gets the data."""
     return partial(from_torchvision, kind, parts)
 
@@ -257,39 +257,49 @@ IMAGENET_V2 = partial(
 )
 
 _ENTRIES = {
-    "digits": Entry("handwritten digits, 8 px", 10, 1_797, _digits, "scikit-learn"),
-    "mnist": Entry("handwritten digits, 28 px", 10, 70_000, tv("MNIST", FLAG)),
-    "fashion_mnist": Entry("clothes, 28 px", 10, 70_000, tv("FashionMNIST", FLAG)),
-    "kmnist": Entry("Japanese letters, 28 px", 10, 70_000, tv("KMNIST", FLAG)),
-    "svhn": Entry("house numbers, 32 px", 10, 99_289, tv("SVHN", TWO)),
-    "cifar10": Entry("objects, 32 px", 10, 60_000, tv("CIFAR10", FLAG)),
-    "cifar100": Entry("objects, 32 px", 100, 60_000, tv("CIFAR100", FLAG)),
-    "stl10": Entry("objects, 96 px", 10, 13_000, tv("STL10", TWO)),
-    "flower_photos": Entry("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", _every_fifth),
-    "flowers102": Entry("flowers (Oxford)", 102, 7_169, tv("Flowers102", TWO), parts=_without_val),
-    "pets": Entry("cats and dogs by breed (Oxford-IIIT)", 37, 7_349, tv("OxfordIIITPet", PETS)),
-    "food101": Entry("dishes", 101, 101_000, tv("Food101", TWO)),
-    "dtd": Entry("textures", 47, 5_640, tv("DTD", THREE)),
-    "eurosat": Entry("land use from space, 64 px", 10, 27_000, tv("EuroSAT", WHOLE)),
-    "caltech101": Entry("objects", 101, 8_677, tv("Caltech101", WHOLE)),
-    "sun397": Entry("scenes", 397, 108_754, tv("SUN397", WHOLE)),
-    "gtsrb": Entry("German traffic signs", 43, 39_270, tv("GTSRB", TWO)),
-    "country211": Entry("photographs by country", 211, 63_300, tv("Country211", VALID)),
-    "fgvc_aircraft": Entry("aircraft by variant", 100, 10_000, tv("FGVCAircraft", THREE)),
-    "stanford_cars": Entry("cars by model", 196, 16_185, tv("StanfordCars", TWO)),
-    "imagenette": Entry("ten classes of ImageNet", 10, 13_394, tv("Imagenette", VAL_IS_TEST)),
-    "imagenet": Entry("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", _imagenet),
-    "imagenet21k": Entry("all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"),
-    "imagenet_v2": Entry("new test images", 1_000, 10_000, IMAGENET_V2, "its authors", _all_test),
+    "digits": CatalogEntry("handwritten digits, 8 px", 10, 1_797, _digits, "scikit-learn"),
+    "mnist": CatalogEntry("handwritten digits, 28 px", 10, 70_000, tv("MNIST", FLAG)),
+    "fashion_mnist": CatalogEntry("clothes, 28 px", 10, 70_000, tv("FashionMNIST", FLAG)),
+    "kmnist": CatalogEntry("Japanese letters, 28 px", 10, 70_000, tv("KMNIST", FLAG)),
+    "svhn": CatalogEntry("house numbers, 32 px", 10, 99_289, tv("SVHN", TWO)),
+    "cifar10": CatalogEntry("objects, 32 px", 10, 60_000, tv("CIFAR10", FLAG)),
+    "cifar100": CatalogEntry("objects, 32 px", 100, 60_000, tv("CIFAR100", FLAG)),
+    "stl10": CatalogEntry("objects, 96 px", 10, 13_000, tv("STL10", TWO)),
+    "flower_photos": CatalogEntry("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", _every_fifth),
+    "flowers102": CatalogEntry(
+        "flowers (Oxford)", 102, 7_169, tv("Flowers102", TWO), parts=_without_val
+    ),
+    "pets": CatalogEntry(
+        "cats and dogs by breed (Oxford-IIIT)", 37, 7_349, tv("OxfordIIITPet", PETS)
+    ),
+    "food101": CatalogEntry("dishes", 101, 101_000, tv("Food101", TWO)),
+    "dtd": CatalogEntry("textures", 47, 5_640, tv("DTD", THREE)),
+    "eurosat": CatalogEntry("land use from space, 64 px", 10, 27_000, tv("EuroSAT", WHOLE)),
+    "caltech101": CatalogEntry("objects", 101, 8_677, tv("Caltech101", WHOLE)),
+    "sun397": CatalogEntry("scenes", 397, 108_754, tv("SUN397", WHOLE)),
+    "gtsrb": CatalogEntry("German traffic signs", 43, 39_270, tv("GTSRB", TWO)),
+    "country211": CatalogEntry("photographs by country", 211, 63_300, tv("Country211", VALID)),
+    "fgvc_aircraft": CatalogEntry("aircraft by variant", 100, 10_000, tv("FGVCAircraft", THREE)),
+    "stanford_cars": CatalogEntry("cars by model", 196, 16_185, tv("StanfordCars", TWO)),
+    "imagenette": CatalogEntry(
+        "ten classes of ImageNet", 10, 13_394, tv("Imagenette", VAL_IS_TEST)
+    ),
+    "imagenet": CatalogEntry("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", _imagenet),
+    "imagenet21k": CatalogEntry(
+        "all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"
+    ),
+    "imagenet_v2": CatalogEntry(
+        "new test images", 1_000, 10_000, IMAGENET_V2, "its authors", _all_test
+    ),
 }
 
 
-class _Catalog(Mapping[str, Entry]):
+class _Catalog(Mapping[str, CatalogEntry]):
     """Data sets by name. Those of VTAB have a package of their own, which may be absent: it is
     looked for when somebody first asks for a name."""
 
     @cached_property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, CatalogEntry]:
         try:
             return _ENTRIES | import_module("vitrail.vtab.tasks").entries()
         except ModuleNotFoundError as error:
@@ -297,7 +307,7 @@ class _Catalog(Mapping[str, Entry]):
                 raise
             return _ENTRIES
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> CatalogEntry:
         return self.entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -316,7 +326,7 @@ def data_folder() -> Path:
     return Path(folder).expanduser() if folder else cache() / "data"
 
 
-def open_named(name: str) -> Data:
+def open_named(name: str) -> Splits:
     """A data set of the catalog, with the parts that everyone compares on."""
     entry, folder = CATALOG[name], data_folder()
     data = entry.lists(name, folder) if entry.lists is not None else None
@@ -347,7 +357,7 @@ def _classes_in(folder: Path) -> int:
     return len(sub_folders(folder / next(iter(parts_of(folder).values()), "")))
 
 
-def here(folder: Path, entry: Entry) -> Data | None:
+def here(folder: Path, entry: CatalogEntry) -> Splits | None:
     """The data in its own folder. torchvision also has folders of these names: what it unpacked
     there is known by the number of classes."""
     if not folder.is_dir():

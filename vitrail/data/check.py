@@ -10,7 +10,7 @@ from jaxtyping import Int
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from vitrail.console import echo, table
-from vitrail.data.dataset import Broken, Data, Source
+from vitrail.data.dataset import Broken, Source, Splits
 from vitrail.data.reading import Progress, read_all
 from vitrail.errors import VitrailError
 
@@ -158,7 +158,7 @@ class Inspection:
         return lines + [f"warning  {warning}" for warning in self.warnings()]
 
 
-def describe(data: Data) -> Inspection:
+def describe(data: Splits) -> Inspection:
     """Classes and counts, at once: nothing is decoded."""
     parts = []
     for name, source in data.parts.items():
@@ -168,7 +168,7 @@ def describe(data: Data) -> Inspection:
     return Inspection(data.name, data.labels, tuple(parts))
 
 
-def check(data: Data, *, workers: int = 0, progress: Progress = None) -> Inspection:
+def check(data: Splits, *, workers: int = 0, progress: Progress = None) -> Inspection:
     """The same after reading every image of every part."""
     described = describe(data)
     parts = [_read_part(part, data.part(part.name), workers, progress) for part in described.parts]

@@ -20,7 +20,7 @@ from PIL import Image
 
 from vitrail.errors import FailureError, VitrailError
 
-How = Literal["hash", "stratified", "hash alone"]
+SplitMethod = Literal["hash", "stratified", "hash alone"]
 """`hash alone` is how earlier versions split, which could leave a small class out of a split."""
 _At = Float[np.ndarray, " n"]
 """Where between 0 and 1 the names of images fall."""
@@ -66,7 +66,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Dataset:
+class IndexedSource:
     """Base of the sources that hold their index in memory, in blocks only where they say so."""
 
     labels: tuple[str, ...]
@@ -79,7 +79,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class ArraySource(Dataset):
+class ArraySource(IndexedSource):
     """Images in memory: small sets such as digits."""
 
     pixels: np.ndarray
@@ -172,7 +172,7 @@ class Renamed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class Splits:
     """A data set in its three splits; one that does not exist is None.
 
     Train on `train`, choose settings on `val`, and use `test` once, at the very end.
@@ -262,7 +262,7 @@ def separate(array: UInt8[np.ndarray, " bytes"]) -> list[str]:
 # Splits.
 
 
-def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
+def hold_out(data: Splits, *, val: float, test: float, how: SplitMethod) -> Splits:
     """The data with val and test; a split that it does not come with is taken out of train."""
     if not (0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise VitrailError(
@@ -291,7 +291,7 @@ def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
     return replace(data, **parts)
 
 
-def _too_few(name: str, source: Source, part: str, how: How) -> VitrailError:
+def _too_few(name: str, source: Source, part: str, how: SplitMethod) -> VitrailError:
     ways = ["more images of a class (three are enough for train, val and test)"]
     if how == "stratified":
         ways = ["data.split=hash", "more images", f"a larger data.{part}"]

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.console import say
-from vitrail.data.dataset import Data, Dataset, listed, ordered, stable
+from vitrail.data.dataset import IndexedSource, Splits, listed, ordered, stable
 from vitrail.data.decode import open_image
 from vitrail.errors import DamagedError, FailureError, VitrailError, one_line
 
@@ -46,7 +46,7 @@ _Identity = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class FolderSource(Dataset):
+class FolderSource(IndexedSource):
     """Images in files below one folder."""
 
     root: Path
@@ -60,13 +60,13 @@ class FolderSource(Dataset):
 # Class folders.
 
 
-def open_folder(folder: Path, unlabeled: bool = False) -> Data:
+def open_folder(folder: Path, unlabeled: bool = False) -> Splits:
     """A folder of class folders, or of splits that are such folders; with `unlabeled`, images
     of one class, or without any, will do."""
     name = folder.resolve().name
     parts = parts_of(folder)
     if not parts:
-        return Data(name=name, train=read_classes(folder, unlabeled))
+        return Splits(name=name, train=read_classes(folder, unlabeled))
     sources = {part: read_classes(folder / place, unlabeled) for part, place in parts.items()}
     _say_left_out(folder)
     first, *others = parts
@@ -77,7 +77,7 @@ def open_folder(folder: Path, unlabeled: bool = False) -> Data:
                     f"{folder / parts[one]} has images of {listed(more)} and "
                     f"{folder / parts[two]} has none; give every part the same class folders"
                 )
-    return Data(name=name, **sources)
+    return Splits(name=name, **sources)
 
 
 def parts_of(folder: Path) -> dict[str, str]:
@@ -264,7 +264,7 @@ def holds_lists(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_TRAIN, _BOTH))
 
 
-def open_lists(folder: Path) -> Data:
+def open_lists(folder: Path) -> Splits:
     """The splits that the lists of a folder name; classes are called by their numbers."""
     there = {name for name in (_TRAIN, _VAL, _BOTH, _TEST) if (folder / name).is_file()}
     if _TEST not in there:
@@ -283,7 +283,7 @@ def open_lists(folder: Path) -> Data:
         targets = np.array([target for _, target in lines], dtype=np.int64)
         names = [stable(file) for file in files]
         parts[part] = FolderSource(tuple(map(str, range(classes))), targets, names, folder, files)
-    return Data(name=folder.resolve().name, **parts)
+    return Splits(name=folder.resolve().name, **parts)
 
 
 def _read_list(path: Path) -> list[tuple[str, int]]:

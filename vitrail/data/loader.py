@@ -156,7 +156,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """One process's share of the images of an update."""
 
     images: Tensor
@@ -180,7 +180,7 @@ class Batch:
 
 def training_batches(
     dataset: Augmented, share: Share, *, workers: int, device: torch.device
-) -> Iterator[Batch]:
+) -> Iterator[TrainingBatch]:
     """The batches from step `share.start` on, without end, on the device."""
     loader: DataLoader[Any] = DataLoader(
         dataset,
@@ -198,7 +198,7 @@ def training_batches(
         parts = [next(chunks) for _ in range(share.chunks_per_step)]
         images = [images.to(device, non_blocking=True) for images, _, _ in parts]
         targets = [targets.to(device, non_blocking=True) for _, targets, _ in parts]
-        yield Batch(
+        yield TrainingBatch(
             images=images[0] if len(images) == 1 else torch.cat(images),
             targets=targets[0] if len(targets) == 1 else torch.cat(targets),
             broken=[pair for _, _, broken in parts for pair in broken],

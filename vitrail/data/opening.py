@@ -11,7 +11,7 @@ import numpy as np
 
 from vitrail.console import say
 from vitrail.data import catalog
-from vitrail.data.dataset import Data, How, Source, Subset, hold_out, random_subset
+from vitrail.data.dataset import Source, SplitMethod, Splits, Subset, hold_out, random_subset
 from vitrail.data.folder import holds_lists, open_folder, open_lists
 from vitrail.data.shards import holds_shards, looks_like_shards, open_shards
 from vitrail.data.store import is_store, open_store
@@ -28,22 +28,22 @@ def same_data(one: str | Path, other: str | Path) -> bool:
 
 
 def open_data(
-    where: str | Path | Data,
+    where: str | Path | Splits,
     *,
     val: float = 0.1,
     test: float = 0.1,
-    split: How = "hash",
+    split: SplitMethod = "hash",
     subset: int = 0,
     seed: int = 0,
     only: str | Path = "",
-) -> Data:
+) -> Splits:
     """A folder, file lists, tar files, a store or a name of the catalog, with train, val, test.
 
     Splits that the data does not come with are taken out of train: fractions `test`, then `val`.
     Of the rest, only the images named in the file `only` are used, if there is one; then `subset`
     images of train are drawn by the `seed`. Zero takes nothing out, or draws all.
     """
-    brought = where if isinstance(where, Data) else as_brought(where)
+    brought = where if isinstance(where, Splits) else open_original(where)
     data = hold_out(brought, val=val, test=test, how=split)
     if only:
         data = replace(data, train=_named_in(Path(only), data.part("train")))
@@ -61,7 +61,7 @@ def in_catalog(where: str | Path) -> bool:
     return not path.exists() or (own.exists() and path.samefile(own))
 
 
-def as_brought(where: str | Path, unlabeled: bool = False) -> Data:
+def open_original(where: str | Path, unlabeled: bool = False) -> Splits:
     """The data with the splits that it comes with; `unlabeled` images need no classes."""
     path = Path(where).expanduser()
     if in_catalog(where):
@@ -81,7 +81,7 @@ def as_brought(where: str | Path, unlabeled: bool = False) -> Data:
     return open_folder(path, unlabeled)
 
 
-def refuse_brought(brought: Data, given: Mapping[str, Any]) -> None:
+def refuse_brought(brought: Splits, given: Mapping[str, Any]) -> None:
     """Refuses settings for a split that the data comes with, since they would have no effect."""
     parts = brought.parts
     if "train" not in parts:

@@ -18,7 +18,7 @@ from jaxtyping import Int, Int64
 from PIL import Image
 
 from vitrail.console import say
-from vitrail.data.dataset import Data, Dataset, listed, ordered
+from vitrail.data.dataset import IndexedSource, Splits, listed, ordered
 from vitrail.data.decode import decode, refuse_large
 from vitrail.data.folder import NO_CLASS, PARTS, has_images, sub_folders
 from vitrail.data.tars import (
@@ -42,7 +42,7 @@ _TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 
 
 @dataclass(frozen=True)
-class ShardSource(Dataset):
+class ShardSource(IndexedSource):
     """Images in tar files, read by their place."""
 
     shards: tuple[Shard, ...]
@@ -68,7 +68,7 @@ class ShardSource(Dataset):
         return f"{self.names[index]} in {self.shards[self.blocks[index]].name}"
 
 
-def open_shards(pattern: str, unlabeled: bool = False) -> Data:
+def open_shards(pattern: str, unlabeled: bool = False) -> Splits:
     """The data in the tar files that a path, a pattern, an address or a folder stands for."""
     pattern = pattern if is_url(pattern) else str(Path(pattern))
     base, addresses = _addresses_of(pattern)
@@ -78,7 +78,7 @@ def open_shards(pattern: str, unlabeled: bool = False) -> Data:
             n = len(index.offsets)
             say(f"{address} is damaged after {n:,} images ({index.damage}); the rest is left out")
     parts = [_part_in(address.removeprefix(base)) or "train" for address in addresses]
-    return Data(name=_name_of(pattern), **_interpret(addresses, indices, parts, unlabeled))
+    return Splits(name=_name_of(pattern), **_interpret(addresses, indices, parts, unlabeled))
 
 
 def _index_of(address: str) -> Index:

@@ -22,9 +22,9 @@ from vitrail.console import Advance
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import (
     Broken,
-    Data,
-    Dataset,
+    IndexedSource,
     Source,
+    Splits,
     image_or_reason,
     joined,
     separate,
@@ -36,7 +36,7 @@ _FORMAT = "vitrail store 1"
 
 
 @dataclass(frozen=True)
-class StoreSource(Dataset):
+class StoreSource(IndexedSource):
     """Images of one split of a store."""
 
     path: Path
@@ -69,7 +69,7 @@ def _no_progress(amount: int, total: int | None = None) -> None: ...
 
 
 def pack_data(
-    data: Data, folder: Path, *, side: int = 0, progress: Advance = _no_progress
+    data: Splits, folder: Path, *, side: int = 0, progress: Advance = _no_progress
 ) -> list[Broken]:
     """Writes a store, all or nothing; returns the images that cannot be decoded, left out of it.
 
@@ -161,7 +161,7 @@ def is_store(where: Path) -> bool:
     return (where / "store.json").is_file() or (where.name == "store.json" and where.is_file())
 
 
-def open_store(where: Path) -> Data:
+def open_store(where: Path) -> Splits:
     """The splits of a store, as they were packed."""
     folder = where if where.is_dir() else where.parent
     try:
@@ -170,7 +170,7 @@ def open_store(where: Path) -> Data:
             raise VitrailError(f"{folder} was packed by another version; pack it again")
         labels = tuple(map(str, about["labels"]))
         parts = {str(part): _open_part(folder / str(part), labels) for part in about["parts"]}
-        return Data(name=str(about["name"]), **parts)
+        return Splits(name=str(about["name"]), **parts)
     except VitrailError:
         raise
     except (

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.data.dataset import Broken, Data, Source, Subset
+from vitrail.data.dataset import Broken, Source, Splits, Subset
 from vitrail.data.reading import Progress
 from vitrail.duplicates.fingerprints import Fingerprints, fingerprints
 from vitrail.duplicates.matching import EXACT, Rows, match
@@ -129,7 +129,7 @@ class Duplicates:
 
 
 @dataclass(frozen=True)
-class Alike:
+class MatchOptions:
     """When two images count as one."""
 
     distance: int = DISTANCE
@@ -140,15 +140,15 @@ class Alike:
     """Whether one may be a mirror image of the other."""
 
 
-_USUAL = Alike()
+_USUAL = MatchOptions()
 
 
 def find(
-    data: Data,
+    data: Splits,
     *,
-    against: Sequence[Data] = (),
+    against: Sequence[Splits] = (),
     inside: bool = True,
-    alike: Alike = _USUAL,
+    alike: MatchOptions = _USUAL,
     workers: int = 0,
     progress: Progress = None,
 ) -> Duplicates:
@@ -184,7 +184,7 @@ def _section(
     names: tuple[str, str],
     first: Fingerprints,
     second: Fingerprints,
-    alike: Alike,
+    alike: MatchOptions,
     leak: bool,
     same_labels: bool = True,
 ) -> Section:
@@ -194,8 +194,8 @@ def _section(
 
 
 def pairs(a: Fingerprints, b: Fingerprints | None = None, **options: Any) -> list[Pair]:
-    """The duplicates within one set or across two, the surest first; options of `Alike`."""
-    alike = Alike(**options)
+    """The duplicates within one set or across two, the surest first; options of `MatchOptions`."""
+    alike = MatchOptions(**options)
     if not 0 <= alike.distance <= FARTHEST:
         raise VitrailError(f"distance = {alike.distance}: expected 0 to {FARTHEST} of 64 bits")
     matches = match(a, b, **vars(alike))
@@ -217,7 +217,7 @@ def _names_and_labels(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, s
         yield names[index], labels[target]
 
 
-def without(data: Data, duplicates: Duplicates) -> tuple[Subset, tuple[str, ...]]:
+def without(data: Splits, duplicates: Duplicates) -> tuple[Subset, tuple[str, ...]]:
     """The train part without images that come back in val or test, and the names removed."""
     train = data.part("train")
     leaked = reasons(duplicates)

@@ -9,8 +9,8 @@ from jaxtyping import Bool, UInt64
 
 from vitrail import runs
 from vitrail.data.contents import content_hashes
-from vitrail.data.dataset import Data, Joined, Source, subset
-from vitrail.data.opening import as_brought, open_data, same_data
+from vitrail.data.dataset import Joined, Source, Splits, subset
+from vitrail.data.opening import open_data, open_original, same_data
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier
 
@@ -37,7 +37,7 @@ def part_of(model: Classifier, data: str | Path, split: str = "") -> Part:
     return Chooser(model, data).choose(split)
 
 
-def parts_of(model: Classifier, data: str | Path | Data) -> Data:
+def parts_of(model: Classifier, data: str | Path | Splits) -> Splits:
     """The data, split as the model's training split it: split otherwise, test would hold images
     that it learned from."""
     own = {k: v for k, v in model.training_data.items() if k not in ("source", "train_on")}
@@ -56,12 +56,12 @@ class Chooser:
 
     def __init__(self, model: Classifier, data: str | Path) -> None:
         self.model, self.data = model, data
-        self.brought = as_brought(data)
+        self.brought = open_original(data)
         # Contents of the model's training images; None where they were not recorded.
         self.learned = runs.training_images(model.file)
 
     @cached_property
-    def parted(self) -> Data:
+    def parted(self) -> Splits:
         """As in training; a folder that is measured whole may be too small for that."""
         return parts_of(self.model, self.brought)
 

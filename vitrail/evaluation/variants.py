@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.catalog import data_folder
-from vitrail.data.dataset import Data
-from vitrail.data.opening import as_brought
+from vitrail.data.dataset import Splits
+from vitrail.data.opening import open_original
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation import classify
 from vitrail.evaluation.imagenet import CLASSES, Questions, asked, categories
@@ -54,7 +54,7 @@ def ask(labels: str, data: str | Path, split: str) -> tuple[Questions, int, str]
     place = Path(data).expanduser()
     if labels.startswith("objectnet") and (place / "images").is_dir():
         data = place / "images"
-    brought = as_brought(data, unlabeled=labels == "real")
+    brought = open_original(data, unlabeled=labels == "real")
     split = to_test_on(brought, split)
     source = brought.part(split)
     folders = [place, place.parent, data_folder() / place.name, data_folder()]
@@ -69,7 +69,7 @@ def ask(labels: str, data: str | Path, split: str) -> tuple[Questions, int, str]
     return found, len(source.targets), split
 
 
-def to_test_on(data: Data, split: str) -> str:
+def to_test_on(data: Splits, split: str) -> str:
     """The part that is asked for, or stands for it: the only one, as undivided data is, out of
     which nothing is taken; and val, which papers on ImageNet test on."""
     if split not in data.parts and len(data.parts) == 1:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.console import TrainingBar
-from vitrail.data.loader import Batch
+from vitrail.data.loader import TrainingBatch
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.loop import Loop
@@ -66,7 +66,7 @@ class Hooks:
     bar: TrainingBar
     track: Track
     signals: Signals
-    first: Callable[[Batch], None] = lambda batch: None
+    first: Callable[[TrainingBatch], None] = lambda batch: None
     """Sees the first batch of a run."""
     keep: Callable[[], None] = lambda: None
     """Writes the present weights as the model."""
@@ -80,7 +80,7 @@ class Hooks:
     logged: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
 
-    def __call__(self, loop: Loop, batch: Batch) -> bool:
+    def __call__(self, loop: Loop, batch: TrainingBatch) -> bool:
         counters = loop.counters
         done_before, self.done = self.done, loop.length.done(counters)
         if counters.step == 1:

@@ -16,8 +16,8 @@ from vitrail.config import Config
 from vitrail.console import count_progress, log_progress
 from vitrail.data.augment import mix, normalize, training_transform
 from vitrail.data.check import grid
-from vitrail.data.dataset import Data, Source
-from vitrail.data.loader import Augmented, Batch, Share, Stream, derive, training_batches
+from vitrail.data.dataset import Source, Splits
+from vitrail.data.loader import Augmented, Share, Stream, TrainingBatch, derive, training_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.devices import Devices, cores, reshard
 from vitrail.errors import VitrailError
@@ -42,18 +42,18 @@ class Inputs:
     """What is trained, on what, and how it is measured on the way."""
 
     trained: nn.Module
-    batches: Callable[[int], Iterator[Batch]]
+    batches: Callable[[int], Iterator[TrainingBatch]]
     """The batches from a step on."""
     prepare: Prepare
     validate: Callable[[], dict[str, Any]] | None
     broken: tuple[tuple[str, str], ...] = ()
     computed: int = 0
     """Pictures whose fixed features had to be computed, in all processes."""
-    sheet: Callable[[Batch], Image.Image] | None = None
+    sheet: Callable[[TrainingBatch], Image.Image] | None = None
     """A picture of a batch as the model sees it."""
 
 
-def images_for(model: Classifier, data: Data, config: Config, where: Devices) -> Inputs:
+def images_for(model: Classifier, data: Splits, config: Config, where: Devices) -> Inputs:
     """Augmented images for the whole model."""
     model.train()
     pre = model.preprocess
@@ -70,7 +70,7 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
     if masked:
         prepared = partial(prepare_masked, pre, config, model)
 
-    def batches(start: int) -> Iterator[Batch]:
+    def batches(start: int) -> Iterator[TrainingBatch]:
         return training_batches(
             dataset, replace(share, start=start), workers=workers, device=where.device
         )
@@ -103,7 +103,7 @@ def images_for(model: Classifier, data: Data, config: Config, where: Devices) ->
 
 
 def validated_by_loss(
-    material: Inputs, task: nn.Module, data: Data, config: Config, where: Devices
+    material: Inputs, task: nn.Module, data: Splits, config: Config, where: Devices
 ) -> Inputs:
     """The same material, measured by the objective's own loss: without labels there is no score."""
     if data.val is None:
@@ -146,7 +146,7 @@ def validated_by_loss(
     return replace(material, validate=validate)
 
 
-def features_for(model: Classifier, data: Data, config: Config, where: Devices) -> Inputs:
+def features_for(model: Classifier, data: Splits, config: Config, where: Devices) -> Inputs:
     """Features of train and val, computed once, for the model's head."""
     model.to(where.device).eval().requires_grad_(False)
     head = model.head
@@ -197,7 +197,7 @@ def share_of(stream: Stream, config: Config, where: Devices, mixing: bool = Fals
 
 
 def prepare(
-    pre: Preprocessing, config: Config, classes: int, batch: Batch, rows: slice
+    pre: Preprocessing, config: Config, classes: int, batch: TrainingBatch, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """Pixels as the model takes them, mixed where the settings say so."""
     mixup, cutmix, share = config.augment.mixup, config.augment.cutmix, config.augment.mixed
@@ -221,7 +221,7 @@ def prepare(
 
 
 def prepare_masked(
-    pre: Preprocessing, config: Config, model: Classifier, batch: Batch, rows: slice
+    pre: Preprocessing, config: Config, model: Classifier, batch: TrainingBatch, rows: slice
 ) -> tuple[Tensor, Tensor]:
     """Pixels as the model takes them, and the noise that decides which patches it cannot see."""
     inputs = normalize(batch.images[rows], pre)
@@ -251,7 +251,7 @@ def evaluation_batch(config: Config, where: Devices) -> int:
     return max(1, min(config.system.microbatch or share, share, 128))
 
 
-def sheet(pre: Preprocessing, prepare: Prepare, batch: Batch) -> Image.Image:
+def sheet(pre: Preprocessing, prepare: Prepare, batch: TrainingBatch) -> Image.Image:
     """The first images of a batch as the model gets them."""
     images, _ = prepare(batch, slice(0, min(SHEET, len(batch))))
     std, mean = (torch.tensor(values)[:, None, None] for values in (pre.std, pre.mean))
@@ -260,7 +260,9 @@ def sheet(pre: Preprocessing, prepare: Prepare, batch: Batch) -> Image.Image:
     return grid(pictures, columns=8, side=128)
 
 
-def feature_batches(features: Features, share: Share, device: torch.device) -> Iterator[Batch]:
+def feature_batches(
+    features: Features, share: Share, device: torch.device
+) -> Iterator[TrainingBatch]:
     """Batches of features; they are small enough to lie on the device as a whole."""
     vectors, targets = features.vectors.to(device), features.targets.to(device)
     chunks = iter(share)
@@ -268,7 +270,7 @@ def feature_batches(features: Features, share: Share, device: torch.device) -> I
     for step in count(share.start):
         chosen = [index for _ in range(per_step) for _, index in next(chunks)]
         rows = torch.tensor(chosen, device=device)
-        yield Batch(images=vectors[rows], targets=targets[rows], first=share.first(step))
+        yield TrainingBatch(images=vectors[rows], targets=targets[rows], first=share.first(step))
 
 
 @torch.no_grad()

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.data.loader import Batch, derive
+from vitrail.data.loader import TrainingBatch, derive
 from vitrail.devices import Devices, syncing
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import Counters, Learner
 from vitrail.training.optim import Schedule
 
-Prepare = Callable[[Batch, slice], tuple[Float[Tensor, "r ..."], Tensor]]
+Prepare = Callable[[TrainingBatch, slice], tuple[Float[Tensor, "r ..."], Tensor]]
 """From some rows of a batch to what the objective takes: normalized, perhaps mixed or masked."""
 
 
@@ -71,7 +71,9 @@ class Loop:
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     norm: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    def run(self, batches: Iterator[Batch], after_step: Callable[["Loop", Batch], bool]) -> None:
+    def run(
+        self, batches: Iterator[TrainingBatch], after_step: Callable[["Loop", TrainingBatch], bool]
+    ) -> None:
         """Goes through the batches; `after_step` logs, evaluates, saves, and may end the run."""
         began = time.perf_counter() - self.counters.seconds
         while self.length.done(self.counters) < 1:
@@ -84,7 +86,7 @@ class Loop:
             if after_step(self, batch):
                 return
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: TrainingBatch) -> None:
         """One update."""
         step = self.counters.step
         self.lr = self.schedule(step, self.length.done(self.counters))
@@ -101,7 +103,7 @@ class Loop:
             self.learner.ema.update(step)
         self.counters.step = step + 1
 
-    def gradients(self, batch: Batch) -> None:
+    def gradients(self, batch: TrainingBatch) -> None:
         """Forward and backward, in parts as large as fit into memory."""
         share = len(batch)
         while True:
@@ -117,7 +119,7 @@ class Loop:
                     raise
                 self.shrink(share)
 
-    def accumulate(self, batch: Batch, part: int) -> Tensor:
+    def accumulate(self, batch: TrainingBatch, part: int) -> Tensor:
         """The gradients of the batch's mean loss, and that loss."""
         share = len(batch)
         task, devices = self.learner.task, self.devices

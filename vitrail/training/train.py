@@ -18,9 +18,9 @@ from vitrail import runs
 from vitrail.config import Config
 from vitrail.console import TrainingBar, count_progress, duration, is_main, optional, say
 from vitrail.data.contents import content_hashes
-from vitrail.data.dataset import Data, Joined, Source, subset
-from vitrail.data.loader import Batch, derive
-from vitrail.data.opening import as_brought, open_data, refuse_brought
+from vitrail.data.dataset import Joined, Source, Splits, subset
+from vitrail.data.loader import TrainingBatch, derive
+from vitrail.data.opening import open_data, open_original, refuse_brought
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.devices import Devices, choose, devices, spread, too_large
 from vitrail.errors import VitrailError, one_line, out_of_memory
@@ -182,7 +182,9 @@ def train_config(
             raise
 
 
-def open_parts(config: Config, changed: Sequence[str] = (), brought: Data | None = None) -> Data:
+def open_parts(
+    config: Config, changed: Sequence[str] = (), brought: Splits | None = None
+) -> Splits:
     """The data set of a run, its parts as the settings want them.
 
     `changed` are settings beyond the recipe's, `data.val=0.2`, which are refused where they have no
@@ -198,7 +200,7 @@ def open_parts(config: Config, changed: Sequence[str] = (), brought: Data | None
         raise VitrailError(f"data.source = {told} is no UTF-8; give it another name") from None
     everything = settings.train_on == "train+val"
     if brought is None:
-        brought = as_brought(settings.source, unlabeled=config.train.objective == "masked")
+        brought = open_original(settings.source, unlabeled=config.train.objective == "masked")
     names = {setting.partition("=")[0].removeprefix("sweep.") for setting in changed}
     keys = [key for key in ("val", "test", "split") if f"data.{key}" in names]
     refuse_brought(brought, {key: getattr(settings, key) for key in keys})
@@ -224,7 +226,7 @@ class Training:
     """One run while it goes on."""
 
     config: Config
-    data: Data
+    data: Splits
     where: Devices
     run: Run
     keep_head: bool = False
@@ -409,7 +411,7 @@ class Training:
             prepare=inputs.prepare,
         )
 
-    def draw(self, inputs: Inputs, batch: Batch) -> None:
+    def draw(self, inputs: Inputs, batch: TrainingBatch) -> None:
         """The sheet of augmented training images."""
         if self.run.writes and inputs.sheet is not None:
             inputs.sheet(batch).save(self.run.folder / "augmented.jpg", quality=85)
@@ -480,7 +482,7 @@ def kept_head(run: Run, config: Config) -> bool:
     return run.info().get("model", {}).get("keep_head", True)
 
 
-def untested(data: Data, model: Classifier, init: str) -> Data:
+def untested(data: Splits, model: Classifier, init: str) -> Splits:
     """The data, its test part without images that the weights a run starts from learned from."""
     recorded = runs.training_images(model.file)
     if recorded is None or data.test is None:

@@ -19,7 +19,7 @@ from jaxtyping import Int
 from PIL import Image
 
 from vitrail.data.catalog import get
-from vitrail.data.dataset import Data, Dataset
+from vitrail.data.dataset import IndexedSource, Splits
 from vitrail.data.folder import FolderSource, read_classes
 from vitrail.errors import DamagedError, FailureError, one_line
 from vitrail.files import fetch_file
@@ -40,21 +40,21 @@ _Rule = Callable[[Any], Any]
 """A label rule of `vtab_labels`."""
 
 
-def from_hand(advice: str, name: str, folder: Path) -> Data:
+def from_hand(advice: str, name: str, folder: Path) -> Splits:
     """Data that nobody may hand out, or that has no public file to read."""
     raise FailureError(f"{name} cannot be fetched for you; put {advice} in {folder / name}")
 
 
-def caltech101(name: str, folder: Path) -> Data:
+def caltech101(name: str, folder: Path) -> Splits:
     """With the class of background images, which torchvision leaves out."""
     from torchvision import datasets
 
     get(datasets.Caltech101, {}, name, folder)
-    return Data(name=name, train=read_classes(folder / "caltech101" / "101_ObjectCategories"))
+    return Splits(name=name, train=read_classes(folder / "caltech101" / "101_ObjectCategories"))
 
 
 @dataclass(frozen=True)
-class Hdf5Source(Dataset):
+class Hdf5Source(IndexedSource):
     """Images in an HDF5 file."""
 
     path: Path
@@ -64,7 +64,7 @@ class Hdf5Source(Dataset):
             return Image.fromarray(file["x"][index]).convert("RGB")
 
 
-def camelyon(name: str, folder: Path) -> Data:
+def camelyon(name: str, folder: Path) -> Splits:
     """Patches of tissue with or without a tumor, in the parts of PatchCamelyon."""
     from torchvision import datasets
 
@@ -74,7 +74,7 @@ def camelyon(name: str, folder: Path) -> Data:
         place = folder / "pcam"
         stem = f"camelyonpatch_level_2_split_{part.replace('val', 'valid')}"
         parts[part] = _patches(place / f"{stem}_x.h5", place / f"{stem}_y.h5", part)
-    return Data(name=name, **parts)
+    return Splits(name=name, **parts)
 
 
 def _patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
@@ -91,7 +91,7 @@ def _patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
     return Hdf5Source(("normal", "tumour"), targets, names, pixels)
 
 
-def retinopathy(name: str, folder: Path) -> Data:
+def retinopathy(name: str, folder: Path) -> Splits:
     """Kaggle's layout: `trainLabels.csv` for train/, `retinopathy_solution.csv` for test/, whose
     public half is val."""
     place = folder / name
@@ -108,7 +108,7 @@ def retinopathy(name: str, folder: Path) -> Data:
         part: [row for row in solution if row["Usage"] == usage]
         for part, usage in {"val": "Public", "test": "Private"}.items()
     }
-    return Data(
+    return Splits(
         name=name,
         train=_graded(place / "train", _table_of(train, _GRADED)),
         val=_graded(place / "test", halves["val"]),
@@ -143,7 +143,7 @@ def _graded(folder: Path, rows: Sequence[Mapping[str, str]]) -> FolderSource:
     return FolderSource(tuple("01234"), targets, files, folder, files)
 
 
-def clevr(rule: _Rule, name: str, folder: Path) -> Data:
+def clevr(rule: _Rule, name: str, folder: Path) -> Splits:
     """Scenes of simple objects, labeled by a rule about them; CLEVR's own val part is test."""
     from torchvision import datasets
 
@@ -151,7 +151,7 @@ def clevr(rule: _Rule, name: str, folder: Path) -> Data:
     if not place.is_dir():
         get(datasets.CLEVRClassification, {"split": "train"}, name, folder)
     train, test = (_scenes(place, part, rule) for part in ("train", "val"))
-    return Data(name=name, train=train, test=test)
+    return Splits(name=name, train=train, test=test)
 
 
 def _scenes(place: Path, part: str, rule: _Rule) -> FolderSource:
@@ -167,7 +167,7 @@ def _scenes(place: Path, part: str, rule: _Rule) -> FolderSource:
     return FolderSource(_numbers(targets), targets, files, place / "images" / part, files)
 
 
-def dsprites(rule: _Rule, name: str, folder: Path) -> Data:
+def dsprites(rule: _Rule, name: str, folder: Path) -> Splits:
     """White shapes on black, labeled by a rule about their latent factors."""
     path = folder / "dsprites" / DSPRITES
     if not path.is_file():
@@ -175,7 +175,7 @@ def dsprites(rule: _Rule, name: str, folder: Path) -> Data:
     targets = np.asarray(rule(npz_array(path, "latents_classes")), dtype=np.int64)
     names = [str(number) for number in range(len(targets))]
     read = partial(_white_on_black, path)
-    return Data(name=name, train=Frames(_numbers(targets), targets, names, read))
+    return Splits(name=name, train=Frames(_numbers(targets), targets, names, read))
 
 
 def _white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
@@ -183,7 +183,7 @@ def _white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
     return npz_rows(path, "imgs", wanted) * np.uint8(255)
 
 
-def smallnorb(rule: _Rule, name: str, folder: Path) -> Data:
+def smallnorb(rule: _Rule, name: str, folder: Path) -> Splits:
     """Toys on a turntable, the left camera's image, labeled by a rule about how they stand."""
     parts = {}
     for part, stem in SMALLNORB.items():
@@ -191,7 +191,7 @@ def smallnorb(rule: _Rule, name: str, folder: Path) -> Data:
         names = [f"{part}/{number}" for number in range(len(targets))]
         read = partial(mat_rows, _matrix(folder, f"{stem}-dat.mat"))
         parts[part] = Frames(_numbers(targets), targets, names, read)
-    return Data(name=name, **parts)
+    return Splits(name=name, **parts)
 
 
 def _matrix(folder: Path, file: str) -> Path:
@@ -201,7 +201,7 @@ def _matrix(folder: Path, file: str) -> Path:
     return found or fetch_file(f"{_SMALLNORB_URL}{file}.gz")
 
 
-def kitti(rule: _Rule, name: str, folder: Path) -> Data:
+def kitti(rule: _Rule, name: str, folder: Path) -> Splits:
     """Street scenes, labeled by a rule about the vehicles in them, parted by video as TFDS does:
     frames of one video are nearly the same image."""
     from torchvision import datasets
@@ -218,7 +218,7 @@ def kitti(rule: _Rule, name: str, folder: Path) -> Data:
         files = [f"{stem}.png" for stem in stems]
         images = place / "training" / "image_2"
         parts[part] = FolderSource(tuple("0123"), targets, files, images, files)
-    return Data(name=name, **parts)
+    return Splits(name=name, **parts)
 
 
 def _ruled(rule: _Rule, path: Path) -> int:

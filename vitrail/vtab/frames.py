@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitrail.data.dataset import ArraySource, Dataset, Source, unwrap
+from vitrail.data.dataset import ArraySource, IndexedSource, Source, unwrap
 from vitrail.errors import DamagedError, one_line
 
 BYTES, WHOLE_NUMBERS = 0x1E3D4C55, 0x1E3D4C54
@@ -27,7 +27,7 @@ _Read = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Frames(Dataset):
+class Frames(IndexedSource):
     """Images in a file that is read from its beginning to its end."""
 
     read: _Read

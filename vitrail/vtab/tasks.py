@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Int
 
 from vitrail.console import say
-from vitrail.data.catalog import FLAG, PETS, THREE, TWO, WHOLE, Entry, tv
-from vitrail.data.dataset import Data, Renamed, Source, Subset, positions
+from vitrail.data.catalog import FLAG, PETS, THREE, TWO, WHOLE, CatalogEntry, tv
+from vitrail.data.dataset import Renamed, Source, Splits, Subset, positions
 from vitrail.data.folder import holds_lists, open_lists
 from vitrail.errors import VitrailError
 from vitrail.vtab import files
@@ -44,7 +44,7 @@ class Task:
     """Images of the parts that the 1,000 come from and of test: train, val, test."""
     lists: str
     """What the folder of its file lists is called."""
-    fetch: Callable[[str, Path], Data]
+    fetch: Callable[[str, Path], Splits]
     """Gets the public files: name of the catalog and folder of all data sets."""
     labels: tuple[str, ...] = ()
     """What its derived classes mean; empty where the data names them itself."""
@@ -142,10 +142,10 @@ TASKS: dict[str, Task] = {
 """By the last part of their names in the catalog, in the order of Table 9."""
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, CatalogEntry]:
     """The tasks as entries of the catalog."""
     return {
-        f"vtab/{short}": Entry(
+        f"vtab/{short}": CatalogEntry(
             f"VTAB-1k: {task.title}",
             task.classes,
             _TRAIN + _VAL + task.whole[2],
@@ -167,13 +167,13 @@ def lists_of(name: str, folder: Path) -> Path | None:
     return next((place for place in places if holds_lists(place)), None)
 
 
-def _from_lists(name: str, folder: Path) -> Data | None:
+def _from_lists(name: str, folder: Path) -> Splits | None:
     """A task with the benchmark's own 1,000 images, where their lists are there."""
     place = lists_of(name, folder)
     return None if place is None else open_lists(place)
 
 
-def as_vtab(short: str, data: Data) -> Data:
+def as_vtab(short: str, data: Splits) -> Splits:
     """The 800, the 200 and test, out of whatever parts the data brings."""
     task, name = TASKS[short], f"vtab/{short}"
     if brings_thousand(data) and data.test is None:
@@ -191,15 +191,15 @@ def as_vtab(short: str, data: Data) -> Data:
         )
         data = _thousand(name, parted(task, data))
     parts = {part: _named(name, task, in_memory(x)) for part, x in data.parts.items()}
-    return Data(name=name, **parts)
+    return Splits(name=name, **parts)
 
 
-def brings_thousand(data: Data) -> bool:
+def brings_thousand(data: Splits) -> bool:
     """Whether somebody drew the 1,000 images already."""
     return sizes(data)[:2] in ((_TRAIN, _VAL), (_TRAIN + _VAL, 0))
 
 
-def sizes(data: Data) -> tuple[int, int, int]:
+def sizes(data: Splits) -> tuple[int, int, int]:
     """Images of train, val and test."""
     train, val, test = (
         0 if part is None else len(part.targets) for part in (data.train, data.val, data.test)
@@ -213,7 +213,7 @@ def tell_once(line: str) -> None:
     say(line)
 
 
-def parted(task: Task, data: Data) -> Data:
+def parted(task: Task, data: Splits) -> Splits:
     """With val and test as large as the benchmark's, taken from where it takes them."""
     train, val, test = data.part("train"), data.val, data.test
     if test is None and task.per_class:
@@ -224,7 +224,7 @@ def parted(task: Task, data: Data) -> Data:
     there = len(train.targets)
     counts = [round(there * n / (task.whole[0] + sum(wanted))) for n in wanted]
     rest, new_val, new_test = _drawn(train, there - sum(counts), *counts)
-    return Data(
+    return Splits(
         name=data.name,
         train=rest,
         val=new_val if val is None else val,
@@ -232,7 +232,7 @@ def parted(task: Task, data: Data) -> Data:
     )
 
 
-def _thousand(name: str, data: Data) -> Data:
+def _thousand(name: str, data: Splits) -> Splits:
     """The first 800 and 200 of this project's order."""
     few = {"train": _TRAIN, "val": _VAL}
     for part, n in few.items():
