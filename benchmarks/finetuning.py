@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail.config import Config
+from vitrail.data.opening import open_parts
 from vitrail.devices import Devices, devices
 from vitrail.evaluation.classify import predict
 from vitrail.settings import load
@@ -25,7 +26,6 @@ from vitrail.training.checkpoint import Learner
 from vitrail.training.inputs import images_for, workers_for
 from vitrail.training.loop import Length, Loop
 from vitrail.training.optim import Schedule
-from vitrail.training.train import open_parts
 
 
 def peer(ours: Any, weights: str, size: int) -> nn.Module:

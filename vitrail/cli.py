@@ -134,7 +134,7 @@ def data(data: str, settings: tuple[str, ...], as_json: bool, **options: Any) ->
 
     Without options: classes and counts. SETTINGS are those of [data], as data.val=0.2.
     """
-    from vitrail.survey import CheckOptions, inspect_dataset
+    from vitrail.data.check import CheckOptions, inspect_dataset
 
     found = inspect_dataset(data, CheckOptions(**options), settings)
     if as_json:

@@ -411,6 +411,17 @@ def replace_with(
             part.unlink(missing_ok=True)
 
 
+def write_cached(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """A file of the cache; if it cannot be written, that only costs time."""
+
+    def save(part: Path) -> None:
+        with part.open("wb") as file:
+            write(file)
+
+    with suppress(FailureError):
+        replace_with(path, save)
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """An object as a JSON file; an empty one leaves none, not even an older one."""
     if not value:

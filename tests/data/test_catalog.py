@@ -25,11 +25,10 @@ from tests.data.pictures import (
 from vitrail.data import catalog
 from vitrail.data.catalog import CATALOG, FLOWER_PHOTOS, from_archive, open_named, source_of
 from vitrail.data.folder import open_folder
-from vitrail.data.opening import open_data
+from vitrail.data.opening import open_data, open_parts
 from vitrail.data.store import pack_data
 from vitrail.errors import FailureError, VitrailError
 from vitrail.settings import load
-from vitrail.training.train import open_parts
 
 pytestmark = pytest.mark.usefixtures("place")
 

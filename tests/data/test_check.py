@@ -45,7 +45,7 @@ def test_broken_images_are_named_with_the_reason_and_counted():
     lines = checked.lines()
     assert "broken   train: cat/1 cannot be decoded: it is torn" in lines
     assert "broken   test: cat/0 cannot be decoded: it is torn" in lines
-    assert "warning  images that cannot be read, which training skips: 2" in lines
+    assert "warning  images that cannot be decoded, which training skips: 2" in lines
 
 
 def test_sizes_are_those_of_the_readable_images():
@@ -74,7 +74,7 @@ def test_a_part_without_a_readable_picture_has_no_sizes():
 @pytest.mark.parametrize(
     ("counts", "warning"),
     [
-        ({"cat": 9, "dog": 10}, "fewer than 10 images in train of cat (9)"),
+        ({"cat": 9, "dog": 10}, "train has fewer than 10 images of cat (9)"),
         ({"cat": 10, "dog": 0}, "train has no images of dog; add some"),
         ({"cat": 111, "dog": 10}, "the largest class has 11 times as many"),
     ],
@@ -93,8 +93,8 @@ def test_a_good_data_set_gives_no_warning():
 
 def test_a_missing_part_is_warned_of():
     assert describe(Splits(name="photos", train=part(EVEN))).warnings() == [
-        "no val part: nothing to choose settings on",
-        "no test part: nothing to measure the final model on",
+        "no val split: nothing to choose settings on",
+        "no test split: nothing to measure the final model on",
     ]
 
 
@@ -124,7 +124,7 @@ def test_the_terminal_shows_counts_as_bars(capsys):
     assert lines[2].split() == ["class", "train", "test"]
     assert lines[3].split() == ["cat", "20", "10", "█" * 24]
     assert lines[4].split() == ["dog", "10", "12", "█" * 18]
-    assert lines[-1] == "warning  no val part: nothing to choose settings on"
+    assert lines[-1] == "warning  no val split: nothing to choose settings on"
 
 
 def test_files_that_are_no_images_are_found(tmp_path):

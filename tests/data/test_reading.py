@@ -6,10 +6,9 @@ import pytest
 from PIL import Image
 
 from tests.data.pictures import write_classes
-from vitrail.data import reading
 from vitrail.data.dataset import Broken
 from vitrail.data.folder import open_folder
-from vitrail.data.reading import CHUNK, read_all
+from vitrail.data.loader import CHUNK, read_all
 from vitrail.errors import FailureError
 
 
@@ -34,14 +33,6 @@ def test_several_processes_see_what_one_sees(tmp_path):
     assert torn == [seen for _, seen in alone if isinstance(seen, Broken)]
     assert os.getpid() not in {seen[1] for _, seen in shared if not isinstance(seen, Broken)}
     assert {seen[0] for _, seen in shared if not isinstance(seen, Broken)} == {16}
-
-
-def test_processes_are_given_a_little_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "AHEAD", 1)
-    monkeypatch.setattr(reading, "CHUNK", 2)
-    source = open_folder(write_classes(tmp_path, {"a": 6, "b": 5})).train
-    shared = read_all(source, width_and_process, workers=2)
-    assert [index for index, _ in shared] == list(range(11))
 
 
 def test_a_process_that_dies_is_one_clear_line(tmp_path):

@@ -9,7 +9,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from tests.data.gallery import Gallery, gallery, scene
 from vitrail.data.dataset import Source, Splits
-from vitrail.duplicates.find import Pair, find, groups, pairs, reasons, without
+from vitrail.duplicates.find import Pair, find, groups, pairs
 from vitrail.duplicates.fingerprints import fingerprints
 from vitrail.errors import VitrailError
 
@@ -115,16 +115,16 @@ def test_train_is_freed_of_what_comes_back_in_val_and_test():
         val=part(jpeg(scene(2), 50), scene(8)),
         test=part(scene(0), scene(9)),
     )
-    clean, removed = without(data, find(data))
-    assert removed == ("picture 0", "picture 2", "picture 3")
+    clean, removed = find(data).without_leaks(data)
+    assert sorted(removed) == ["picture 0", "picture 2", "picture 3"]
     assert clean.names == ["picture 1", "picture 4", "picture 5"]
     assert find(Splits(name="clean", train=clean, val=data.val, test=data.test)).leaks == ()
 
 
 def test_nothing_is_removed_where_nothing_leaks():
     data = Splits(name="photos", train=part(scene(0), scene(0)), test=part(scene(1)))
-    clean, removed = without(data, find(data))
-    assert removed == ()
+    clean, removed = find(data).without_leaks(data)
+    assert removed == {}
     assert clean.names == data.part("train").names
 
 
@@ -140,10 +140,9 @@ def test_other_data_sets_are_compared_by_what_they_hold_out():
     }
     # Classes of another data set are others, even by the same number.
     assert found.sections[0].conflicts == ()
-    assert without(data, found)[1] == ("picture 1", "picture 3")
-    assert reasons(found) == {
-        "picture 1": "comes back in test of small as picture 1",
-        "picture 3": "comes back in train of plain as picture 0",
+    assert found.without_leaks(data)[1] == {
+        "picture 1": "duplicate of picture 1 in test of small",
+        "picture 3": "duplicate of picture 0 in train of plain",
     }
 
 
@@ -151,7 +150,7 @@ def test_inside_and_against_are_asked_for_apart():
     data = Splits(name="large", train=part(scene(0), scene(0)), test=part(scene(1)))
     other = Splits(name="small", test=part(scene(2)))
     assert find(data, against=[other], inside=False).lines() == [
-        "no image of large comes back in test of small"
+        "no image of large has a duplicate in test of small"
     ]
     both = find(data, against=[other])
     assert [(one.first, one.second) for one in both.sections] == [
@@ -181,7 +180,7 @@ def test_broken_pictures_are_left_out_and_named():
 
 def test_a_clean_data_set_is_told_so():
     assert find(Splits(name="photos", train=part(scene(0)), test=part(scene(1)))).lines() == [
-        "no two images of photos look alike"
+        "no image of photos has a duplicate"
     ]
 
 

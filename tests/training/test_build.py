@@ -5,11 +5,12 @@ import torch
 
 import vitrail
 from vitrail import settings
+from vitrail.data.opening import open_parts
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.runs import Run
 from vitrail.training.build import build_model
-from vitrail.training.train import open_parts, train_config
+from vitrail.training.train import train_config
 
 DIGITS = tuple("0123456789")
 SHAPE = {"width": 16, "depth": 1, "heads": 2, "mlp": 16, "hidden": 16}

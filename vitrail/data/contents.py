@@ -12,13 +12,12 @@ from jaxtyping import UInt64
 
 from vitrail.console import Advance
 from vitrail.data.dataset import Joined, Source, unwrap
-from vitrail.data.decode import refuse_large
+from vitrail.data.decode import in_threads, refuse_large
 from vitrail.data.folder import FolderSource
-from vitrail.data.reading import in_threads, write_cached
 from vitrail.data.shards import ShardSource
 from vitrail.data.tars import is_url
 from vitrail.errors import VitrailError
-from vitrail.files import cache
+from vitrail.files import cache, write_cached
 
 UNKNOWN = 0
 """Stands for an image whose content is not known: it lies in a shard of the web, in a store of an

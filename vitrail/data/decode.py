@@ -1,20 +1,25 @@
 """Files and bytes to upright RGB images, within bounds of memory and time."""
 
+import os
 import re
 import stat
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vitrail.errors import VitrailError, one_line
+
+T = TypeVar("T")
 
 _UNREADABLE = (
     OSError,
@@ -210,3 +215,14 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         yield
+
+
+def in_threads(function: Callable[[int], T], count: int, ahead: int = 32) -> Iterator[T]:
+    """`function` of 0, 1, … count - 1, in order; at most `ahead` results wait in memory.
+
+    Decoding, reading and hashing release the interpreter lock.
+    """
+    # Warning filters are shared by all threads, so they are set here as well.
+    with quiet(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for first in range(0, count, ahead):
+            yield from pool.map(function, range(first, min(first + ahead, count)))

@@ -29,7 +29,7 @@ from vitrail.data.dataset import (
     joined,
     separate,
 )
-from vitrail.data.reading import in_threads
+from vitrail.data.decode import in_threads
 from vitrail.errors import FailureError, VitrailError, one_line
 
 _FORMAT = "vitrail store 1"

@@ -25,9 +25,8 @@ from jaxtyping import Int64
 
 from vitrail.data.dataset import joined, separate, stable
 from vitrail.data.folder import is_image, is_litter
-from vitrail.data.reading import write_cached
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import cache, fetch_file, place
+from vitrail.files import cache, fetch_file, place, write_cached
 
 T = TypeVar("T")
 

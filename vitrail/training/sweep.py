@@ -19,6 +19,7 @@ from typing import Any
 from vitrail import runs
 from vitrail.config import Config, shown
 from vitrail.console import is_main, optional, say
+from vitrail.data.opening import open_parts
 from vitrail.devices import Devices, devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
@@ -29,7 +30,7 @@ from vitrail.training.hooks import score
 from vitrail.training.loop import DivergedError
 from vitrail.training.multi_dataset import several, summary
 from vitrail.training.resolve import Settings, comparison_folder, resolve_config
-from vitrail.training.train import inspect_run, open_parts, train_config
+from vitrail.training.train import inspect_run, train_config
 
 SOURCE = "data.source"
 

@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,9 +18,9 @@ from vitrail import runs
 from vitrail.config import Config
 from vitrail.console import TrainingBar, count_progress, duration, is_main, optional, say
 from vitrail.data.contents import content_hashes
-from vitrail.data.dataset import Joined, Source, Splits, subset
+from vitrail.data.dataset import Source, Splits, subset
 from vitrail.data.loader import TrainingBatch, derive
-from vitrail.data.opening import open_data, open_original, refuse_brought
+from vitrail.data.opening import open_parts
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.devices import Devices, choose, devices, spread, too_large
 from vitrail.errors import VitrailError, one_line, out_of_memory
@@ -180,45 +180,6 @@ def train_config(
             if full:
                 raise told from None
             raise
-
-
-def open_parts(
-    config: Config, changed: Sequence[str] = (), brought: Splits | None = None
-) -> Splits:
-    """The data set of a run, its parts as the settings want them.
-
-    `changed` are settings beyond the recipe's, `data.val=0.2`, which are refused where they have no
-    effect; `brought` is the data if it is open already.
-    """
-    settings = config.data
-    if not settings.source:
-        raise VitrailError("no data: name a folder, shards or a catalog name in data.source")
-    try:
-        settings.source.encode()
-    except UnicodeEncodeError:
-        told = ascii(settings.source)
-        raise VitrailError(f"data.source = {told} is no UTF-8; give it another name") from None
-    everything = settings.train_on == "train+val"
-    if brought is None:
-        brought = open_original(settings.source, unlabeled=config.train.objective == "masked")
-    names = {setting.partition("=")[0].removeprefix("sweep.") for setting in changed}
-    keys = [key for key in ("val", "test", "split") if f"data.{key}" in names]
-    refuse_brought(brought, {key: getattr(settings, key) for key in keys})
-    data = open_data(
-        brought,
-        # What is not held out at first is part of train, and of its subset.
-        val=0.0 if everything else settings.val,
-        test=settings.test,
-        split=settings.split,
-        subset=settings.subset,
-        only=settings.only,
-        seed=config.seed,
-    )
-    if config.train.patience and data.val is None and not everything:
-        raise VitrailError("train.patience needs a val part to evaluate on; set data.val")
-    if everything and data.val is not None:  # the data brings a val part of its own
-        data = replace(data, train=Joined(data.part("train"), data.val), val=None)
-    return data
 
 
 @dataclass

@@ -2,9 +2,9 @@
 TensorFlow.
 
 800 images are for training and 200 for choosing settings; the final model trains on both and is
-tested on the whole test split. Which 1,000 they are follows from the order in which TensorFlow
-Datasets stores them: file lists have those very images; from anywhere else, this project draws its
-own, and says so.
+tested on the whole test split. The benchmark's 1,000 images follow from the order in which
+TensorFlow Datasets stores them: file lists name those; from other sources, this project draws its
+own and says so.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,6 @@ from vitrail.data.dataset import Renamed, Source, Splits, Subset, positions
 from vitrail.data.folder import holds_lists, open_lists
 from vitrail.errors import VitrailError
 from vitrail.vtab import files
-from vitrail.vtab import labels as rules
-from vitrail.vtab.frames import in_memory
 
 _TRAIN, _VAL = 800, 200
 """Images of train and of val."""
@@ -107,11 +105,11 @@ TASKS: dict[str, Task] = {
     ),
     "clevr_count": Task(
         title="Clevr-Count", group="structured", classes=8, whole=_CLEVR, lists="clevr_count",
-        fetch=partial(files.clevr, rules.clevr_count), labels=tuple(map(str, range(3, 11))),
+        fetch=partial(files.clevr, files.clevr_count), labels=tuple(map(str, range(3, 11))),
     ),
     "clevr_dist": Task(
         title="Clevr-Dist", group="structured", classes=6, whole=_CLEVR, lists="clevr_dist",
-        fetch=partial(files.clevr, rules.clevr_distance), labels=_DEPTHS,
+        fetch=partial(files.clevr, files.clevr_distance), labels=_DEPTHS,
     ),
     "dmlab": Task(
         title="DMLab", group="structured", classes=6, whole=(65_550, 22_628, 22_735),
@@ -120,23 +118,23 @@ TASKS: dict[str, Task] = {
     ),
     "dsprites_loc": Task(
         title="dSpr-Loc", group="structured", classes=16, whole=_SPRITES, lists="dsprites_loc",
-        fetch=partial(files.dsprites, rules.dsprites_location),
+        fetch=partial(files.dsprites, files.dsprites_location),
     ),
     "dsprites_ori": Task(
         title="dSpr-Ori", group="structured", classes=16, whole=_SPRITES, lists="dsprites_ori",
-        fetch=partial(files.dsprites, rules.dsprites_orientation),
+        fetch=partial(files.dsprites, files.dsprites_orientation),
     ),
     "kitti_dist": Task(
         title="KITTI-Dist", group="structured", classes=4, whole=(6_347, 423, 711),
-        lists="kitti", fetch=partial(files.kitti, rules.kitti_distance), labels=METERS,
+        lists="kitti", fetch=partial(files.kitti, files.kitti_distance), labels=METERS,
     ),
     "smallnorb_azim": Task(
         title="sNORB-Azim", group="structured", classes=18, whole=_NORB, lists="smallnorb_azi",
-        fetch=partial(files.smallnorb, rules.smallnorb_azimuth), halved=True,
+        fetch=partial(files.smallnorb, files.smallnorb_azimuth), halved=True,
     ),
     "smallnorb_elev": Task(
         title="sNORB-Elev", group="structured", classes=9, whole=_NORB, lists="smallnorb_ele",
-        fetch=partial(files.smallnorb, rules.smallnorb_elevation), halved=True,
+        fetch=partial(files.smallnorb, files.smallnorb_elevation), halved=True,
     ),
 }  # fmt: skip
 """By the last part of their names in the catalog, in the order of Table 9."""
@@ -190,7 +188,7 @@ def as_vtab(short: str, data: Splits) -> Splits:
             "benchmark's own come from file lists (docs/transfer.md)"
         )
         data = _thousand(name, parted(task, data))
-    parts = {part: _named(name, task, in_memory(x)) for part, x in data.parts.items()}
+    parts = {part: _named(name, task, files.in_memory(x)) for part, x in data.parts.items()}
     return Splits(name=name, **parts)
 
 
