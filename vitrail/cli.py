@@ -116,55 +116,46 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 @main.command()
 @click.argument("data")
 @SETTINGS
-@click.option("--check", is_flag=True, help="Decode every picture; list what is broken and why.")
-@click.option("--duplicates", is_flag=True, help="Find equal and nearly equal pictures.")
+@click.option("--check", is_flag=True, help="Decode every image; list broken ones and why.")
+@click.option("--duplicates", is_flag=True, help="Find equal and nearly equal images.")
 @click.option(
-    "--against", metavar="DATA", multiple=True, help="Find what comes back there; repeatable."
+    "--against",
+    metavar="DATA",
+    multiple=True,
+    help="Find images that also occur in DATA; repeatable.",
 )
-@click.option("--mirrored", is_flag=True, help="A mirror image is a duplicate, too.")
+@click.option("--mirrored", is_flag=True, help="Count mirror images as duplicates.")
 @click.option("--report", metavar="FILE", default="", help="Write a page about duplicates.")
-@click.option("--filtered", metavar="FILE", default="", help="List what of train does not leak.")
-@click.option("--sheet", is_flag=True, help="Write a sheet of pictures, NAME-sheet.jpg.")
-@click.option("--pack", metavar="DST", default="", help="Decode once, into a memory-mapped store.")
-@click.option("--split", is_flag=True, help="List which picture belongs to which part.")
+@click.option(
+    "--filtered",
+    metavar="FILE",
+    default="",
+    help="Write the training images that have no duplicate in val or test.",
+)
+@click.option("--sheet", is_flag=True, help="Write a contact sheet, NAME-sheet.jpg.")
+@click.option(
+    "--pack", metavar="DST", default="", help="Write decoded images to a memory-mapped store."
+)
+@click.option("--split", is_flag=True, help="List which image is in which split.")
 @click.option("--workers", default=0, show_default=True, help="Processes that decode.")
 @AS_JSON
 def data(data: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Check, describe, split, pack, find duplicates; a sheet of images.
+    """Count, check, split, pack, find duplicates, draw a contact sheet.
 
-    Without options: classes and counts. SETTINGS are those of [data], as data.val=0.2.
+    Without options: classes and counts. SETTINGS are those of [data], such as data.val=0.2.
     """
-    from vitrail.data.check import CheckOptions, inspect_dataset
+    from vitrail.data.check import CheckOptions, inspect_dataset, show_result
 
-    found = inspect_dataset(data, CheckOptions(**options), settings)
+    result = inspect_dataset(data, CheckOptions(**options), settings)
     if as_json:
         plain = {
             key: value.to_dict() if hasattr(value, "to_dict") else value
-            for key, value in found.items()
+            for key, value in result.items()
         }
         echo(json.dumps(plain, ensure_ascii=False))
     else:
-        # The list alone, to be piped, unless more was asked for.
-        show_data(found, table=options["check"] or not options["split"])
-
-
-def show_data(found: dict[str, Any], table: bool) -> None:
-    """What `vitrail data` found, for a terminal."""
-    from vitrail.data.check import show
-
-    for part, names in found.get("split", {}).items():
-        echo("\n".join(f"{part}\t{name}" for name in names))
-    if table:
-        show(found["check"])
-    if "duplicates" in found:
-        echo("\n".join(found["duplicates"].lines()))
-    if "kept" in found:
-        echo(f"kept   {found['kept']:,} of train, {found['removed']:,} come back elsewhere")
-    for name, reason in found.get("pack", ()):
-        echo(f"left out  {name}: {reason}")
-    for what in ("report", "filtered", "sheet"):
-        if what in found:
-            echo(f"{what}  {found[what]}")
+        # With --split, only the list, for a pipe.
+        show_result(result, table=options["check"] or not options["split"])
 
 
 @main.command()

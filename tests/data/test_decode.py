@@ -212,7 +212,7 @@ def test_no_program_is_run_for_an_image(tmp_path, monkeypatch):
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # or it was looked for before
     Image.new("RGB", (4, 4)).save(tmp_path / "photo.eps")
     (tmp_path / "photo.eps").rename(tmp_path / "photo.jpg")
-    with pytest.raises(VitrailError, match=r"photo\.jpg is not a picture"):
+    with pytest.raises(VitrailError, match=r"photo\.jpg is not an image"):
         open_image(tmp_path / "photo.jpg")
     assert not (tmp_path / "ran").exists()
 

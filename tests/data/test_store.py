@@ -92,7 +92,7 @@ def test_broken_pictures_are_left_out_and_named(tmp_path):
     (folder / "b" / "0.png").write_bytes(cut[: len(cut) // 2])
     broken = pack_data(open_folder(folder), tmp_path / "store")
     assert [name for name, _ in broken] == ["a/1.png", "b/0.png"]
-    assert "is not a picture" in broken[0][1]
+    assert "is not an image" in broken[0][1]
     source = open_store(tmp_path / "store").train
     assert contents(source) == {"a/0.png": "a", "a/2.png": "a", "b/1.png": "b"}
     assert same(source.image(2), photo(4))
@@ -179,7 +179,7 @@ def test_a_damaged_store_is_one_line(tmp_path, data):
             else:
                 (store / name).write_bytes(damage)
             message = failure(store)
-            assert "is not a whole store" in message
+            assert "is not a complete store" in message
             assert message.endswith("pack it again")
         (store / name).write_bytes(body)
     open_store(store)
@@ -190,7 +190,7 @@ def test_an_index_that_contradicts_itself_is_refused(tmp_path, data):
     pack_data(data, store)
     about = json.loads((store / "store.json").read_text(encoding="utf-8"))
     (store / "store.json").write_text(json.dumps(about | {"labels": ["b"]}))
-    assert "the index of train contradicts itself" in failure(store)
+    assert "the index of train is inconsistent" in failure(store)
     (store / "store.json").write_text(json.dumps(about | {"format": "vitrail store 2"}))
     assert "was packed by another version" in failure(store)
 

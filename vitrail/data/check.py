@@ -317,6 +317,25 @@ def _measure(image: Image.Image) -> tuple[int, int, bool]:
     return image.width, image.height, image.getcolors(1) is not None
 
 
+def show_result(result: dict[str, Any], table: bool) -> None:
+    """Prints what `inspect_dataset` returns; the `table` of classes only if requested."""
+    for part, names in result.get("split", {}).items():
+        echo("\n".join(f"{part}\t{name}" for name in names))
+    if table:
+        show(result["check"])
+    if "duplicates" in result:
+        echo("\n".join(result["duplicates"].lines()))
+    if "kept" in result:
+        echo(
+            f"kept   {result['kept']:,} of train, {result['removed']:,} have a duplicate elsewhere"
+        )
+    for name, reason in result.get("pack", ()):
+        echo(f"left out  {name}: {reason}")
+    for what in ("report", "filtered", "sheet"):
+        if what in result:
+            echo(f"{what}  {result[what]}")
+
+
 def show(inspection: Inspection) -> None:
     """Prints counts, classes, sizes and warnings."""
     counts = " · ".join(f"{part.total:,} {part.name}" for part in inspection.parts)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitrail.config import Config
 from vitrail.console import say
-from vitrail.data import catalog
+from vitrail.data.catalog import data_folder, known_datasets, open_named
 from vitrail.data.dataset import (
     Joined,
     Source,
@@ -62,9 +62,9 @@ def open_data(
 
 def in_catalog(where: str | Path) -> bool:
     """Whether a name means the catalog's dataset: a local path of that name comes first."""
-    if str(where) not in catalog.CATALOG:
+    if str(where) not in known_datasets():
         return False
-    path, own = Path(where), catalog.data_folder() / where
+    path, own = Path(where), data_folder() / where
     # In the folder of all datasets, the relative path is the catalog's own folder.
     return not path.exists() or (own.exists() and path.samefile(own))
 
@@ -73,8 +73,8 @@ def open_original(where: str | Path, unlabeled: bool = False) -> Splits:
     """The data with the splits it comes with; `unlabeled` images need no classes."""
     path = Path(where).expanduser()
     if in_catalog(where):
-        return catalog.open_named(str(where))
-    if str(where) in catalog.CATALOG:
+        return open_named(str(where))
+    if str(where) in known_datasets():
         say(f"data     using ./{where}, not the catalog's dataset of that name")
     if is_store(path):
         return open_store(path)
@@ -168,7 +168,7 @@ def _not_found(where: str) -> VitrailError:
     if where.startswith("vtab/") and find_spec("vitrail.vtab") is None:
         return VitrailError(f"{where} needs the package vitrail.vtab, which is not installed")
     beside = [str(place.with_name(path.name)) for path in place.expanduser().parent.glob("*")]
-    near = did_you_mean(where, [*catalog.CATALOG, *beside])
+    near = did_you_mean(where, [*known_datasets(), *beside])
     return VitrailError(
         f"'{where}' is neither a folder, a tar file nor a catalog name"
         f"{near or '; give a folder with one folder per class'}"
