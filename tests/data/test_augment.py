@@ -212,7 +212,7 @@ def test_every_policy_of_autoaugment_is_offered():
 
 
 def test_nothing_is_on_that_is_not_asked_for():
-    assert Augmentation().looks((128, 128, 128)) == []
+    assert Augmentation()._colors((128, 128, 128)) == []
 
 
 @pytest.mark.parametrize("mean", [(0.5, 0.5, 0.5), IMAGENET_MEAN])

@@ -135,7 +135,7 @@ def test_flower_photos_without_a_network_say_where_to_put_them(place):
         open_named("flower_photos")
     assert str(caught.value).startswith("cannot reach storage.googleapis.com (")
     assert str(caught.value).endswith(
-        f"; connect, or put its class folders in {place}/flower_photos"
+        f"; go online, or put its class folders in {place}/flower_photos"
     )
 
 

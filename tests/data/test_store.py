@@ -180,7 +180,7 @@ def test_a_damaged_store_is_one_line(tmp_path, data):
                 (store / name).write_bytes(damage)
             message = failure(store)
             assert "is not a complete store" in message
-            assert message.endswith("pack it again")
+            assert message.endswith("pack the data again")
         (store / name).write_bytes(body)
     open_store(store)
 
