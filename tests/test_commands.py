@@ -17,6 +17,7 @@ import vitrail
 from tests.data.gallery import scene
 from tests.models import small
 from vitrail.cli import main
+from vitrail.data.check import CheckOptions, inspect_dataset
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.store import pack_data
@@ -25,7 +26,6 @@ from vitrail.evaluation.held_out import select_images
 from vitrail.model.vit import ViT
 from vitrail.reporting.page import report
 from vitrail.runs import Run
-from vitrail.survey import CheckOptions, inspect_dataset
 from vitrail.training.sweep import compare, sweep
 from vitrail.training.train import inspect_run
 
@@ -530,7 +530,7 @@ def test_holding_out_what_the_data_brings_is_refused_where_it_is_given(photos, t
         "data.test": {"data.test": 0.3},
         "data.split": {"data.split": "stratified"},
     }.items():
-        refused = rf"^{name}=.* has no effect: photos brings a .*; leave {name} out$"
+        refused = rf"^{name}=.* has no effect: photos comes with .*; remove {name}$"
         with pytest.raises(VitrailError, match=refused):
             inspect_dataset(tmp_path / "photos", CheckOptions(), settings)
         with pytest.raises(VitrailError, match=refused):
@@ -570,7 +570,7 @@ def test_what_comes_back_in_a_test_set_is_named_listed_and_left_out(tmp_path):
     gone = ["even/8.png", "odd/3.png", "odd/5.png"]
     assert (found["kept"], found["removed"]) == (9, 3)
     assert sorted(name for name, _ in found["pack"]) == gone
-    assert dict(found["pack"])["odd/5.png"] == "comes back in test of other as a/1.jpg"
+    assert dict(found["pack"])["odd/5.png"] == "duplicate of a/1.jpg in test of other"
     kept = (tmp_path / "kept.txt").read_text().splitlines()
     assert len(kept) == 9
     assert not set(kept) & set(gone)

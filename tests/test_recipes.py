@@ -14,7 +14,7 @@ from PIL import Image
 from vitrail import create, save, settings
 from vitrail import load as load_model
 from vitrail.config import RECIPES, Config, load_config, recipe_names, to_flat, to_toml
-from vitrail.data.catalog import CATALOG
+from vitrail.data.catalog import known_datasets
 from vitrail.model.variants import describe
 from vitrail.training.train import train_config
 from vitrail.vtab.tasks import TASKS
@@ -75,7 +75,7 @@ def test_its_model_and_its_data_exist(name):
     else:
         describe(config.model.variant, size=config.data.size)
     missing = name in NEEDS_DATA or name.startswith("pretrain/jft/")
-    assert config.data.source == "" if missing else config.data.source in CATALOG
+    assert config.data.source == "" if missing else config.data.source in known_datasets()
     if missing and name != "finetune/folder":
         assert "data.source must name" in text_of(name)
     length = (config.train.steps, config.train.epochs, config.train.minutes)

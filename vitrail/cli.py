@@ -145,37 +145,18 @@ def data(data: str, settings: tuple[str, ...], as_json: bool, **options: Any) ->
     Without options, prints classes and image counts. SETTINGS are those of [data], for example
     data.val=0.2.
     """
-    from vitrail.survey import CheckOptions, inspect_dataset
+    from vitrail.data.check import CheckOptions, inspect_dataset, show_result
 
-    found = inspect_dataset(data, CheckOptions(**options), settings)
+    result = inspect_dataset(data, CheckOptions(**options), settings)
     if as_json:
         plain = {
             key: value.to_dict() if hasattr(value, "to_dict") else value
-            for key, value in found.items()
+            for key, value in result.items()
         }
         echo(json.dumps(plain, ensure_ascii=False))
     else:
-        # The list alone, to be piped, unless more was asked for.
-        show_data(found, table=options["check"] or not options["split"])
-
-
-def show_data(found: dict[str, Any], table: bool) -> None:
-    """What `vitrail data` found, for a terminal."""
-    from vitrail.data.check import show
-
-    for part, names in found.get("split", {}).items():
-        echo("\n".join(f"{part}\t{name}" for name in names))
-    if table:
-        show(found["check"])
-    if "duplicates" in found:
-        echo("\n".join(found["duplicates"].lines()))
-    if "kept" in found:
-        echo(f"kept   {found['kept']:,} of train, {found['removed']:,} come back elsewhere")
-    for name, reason in found.get("pack", ()):
-        echo(f"left out  {name}: {reason}")
-    for what in ("report", "filtered", "sheet"):
-        if what in found:
-            echo(f"{what}  {found[what]}")
+        # With --split, only the list, for a pipe.
+        show_result(result, table=options["check"] or not options["split"])
 
 
 @main.command()

@@ -72,6 +72,17 @@ def write_text(path: Path, text: str) -> None:
     atomic_write(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
+def write_cached(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file of the cache; if that fails, it only costs time."""
+
+    def save(part: Path) -> None:
+        with part.open("wb") as file:
+            write(file)
+
+    with suppress(FailureError):
+        atomic_write(path, save)
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write an object as JSON; an empty one deletes the file."""
     if value:

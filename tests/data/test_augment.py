@@ -212,7 +212,7 @@ def test_every_policy_of_autoaugment_is_offered():
 
 
 def test_nothing_is_on_that_is_not_asked_for():
-    assert Augmentation().looks((128, 128, 128)) == []
+    assert Augmentation()._colors((128, 128, 128)) == []
 
 
 @pytest.mark.parametrize("mean", [(0.5, 0.5, 0.5), IMAGENET_MEAN])
@@ -310,10 +310,10 @@ def image() -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(9, 256, (56, 112, 3), np.uint8))
 
 
-def apply(name: str, picture: Image.Image, magnitude: float, seed: int = 0) -> np.ndarray:
+def apply(name: str, image: Image.Image, magnitude: float, seed: int = 0) -> np.ndarray:
     torch.manual_seed(seed)
-    result = OPERATIONS[NAMES.index(name)](picture, magnitude / 10, FILL)
-    assert result.size == picture.size
+    result = OPERATIONS[NAMES.index(name)](image, magnitude / 10, FILL)
+    assert result.size == image.size
     return np.asarray(result)
 
 
@@ -324,23 +324,23 @@ def test_there_are_the_sixteen_operations_of_the_reference():
 @pytest.mark.parametrize(
     ("magnitude", "bits"), [(0, 0), (5, 2), (10, 4), (15, 6), (20, 8), (30, 8)]
 )
-def test_posterizing_keeps_more_bits_the_stronger_it_is(picture, magnitude, bits):
-    expected = np.asarray(picture) >> (8 - bits) << (8 - bits)
-    assert (apply("posterize", picture, magnitude) == expected).all()
+def test_posterizing_keeps_more_bits_the_stronger_it_is(image, magnitude, bits):
+    expected = np.asarray(image) >> (8 - bits) << (8 - bits)
+    assert (apply("posterize", image, magnitude) == expected).all()
 
 
 @pytest.mark.parametrize("magnitude", [0, 3, 10, 20])
-def test_solarizing_inverts_what_is_bright(picture, magnitude):
-    pixels = np.asarray(picture)
+def test_solarizing_inverts_what_is_bright(image, magnitude):
+    pixels = np.asarray(image)
     expected = np.where(pixels < int(25.6 * magnitude), pixels, 255 - pixels)
-    assert (apply("solarize", picture, magnitude) == expected).all()
+    assert (apply("solarize", image, magnitude) == expected).all()
 
 
 @pytest.mark.parametrize("magnitude", [0, 5, 10, 20])
-def test_solarize_add_brightens_what_is_dark(picture, magnitude):
-    pixels = np.asarray(picture).astype(int)
+def test_solarize_add_brightens_what_is_dark(image, magnitude):
+    pixels = np.asarray(image).astype(int)
     expected = np.where(pixels < 128, np.minimum(pixels + 11 * magnitude, 255), pixels)
-    assert (apply("solarize_add", picture, magnitude) == expected).all()
+    assert (apply("solarize_add", image, magnitude) == expected).all()
 
 
 @pytest.mark.parametrize("magnitude", [0, 5, 10, 15, 20])
@@ -353,20 +353,20 @@ def test_solarize_add_brightens_what_is_dark(picture, magnitude):
         ("sharpness", ImageEnhance.Sharpness),
     ],
 )
-def test_blending_goes_from_a_tenth_to_nearly_twice_and_beyond(picture, magnitude, name, enhance):
-    expected = np.asarray(enhance(picture).enhance(0.1 + 0.18 * magnitude))
-    assert (apply(name, picture, magnitude) == expected).all()
+def test_blending_goes_from_a_tenth_to_nearly_twice_and_beyond(image, magnitude, name, enhance):
+    expected = np.asarray(enhance(image).enhance(0.1 + 0.18 * magnitude))
+    assert (apply(name, image, magnitude) == expected).all()
 
 
-def moves(name: str, picture: Image.Image, magnitude: float) -> list[np.ndarray]:
-    return [apply(name, picture, magnitude, seed) for seed in range(8)]
+def moves(name: str, image: Image.Image, magnitude: float) -> list[np.ndarray]:
+    return [apply(name, image, magnitude, seed) for seed in range(8)]
 
 
 @pytest.mark.parametrize(
     ("name", "axis", "pixels"), [("translate_x", 1, 50), ("translate_y", 0, 25)]
 )
-def test_translations_go_both_ways_by_a_share_of_the_side(picture, name, axis, pixels):
-    whole = np.asarray(picture)
+def test_translations_go_both_ways_by_a_share_of_the_side(image, name, axis, pixels):
+    whole = np.asarray(image)
     forward, backward = whole.copy(), whole.copy()
     forward[:], backward[:] = FILL, FILL
     size = whole.shape[axis]
@@ -375,7 +375,7 @@ def test_translations_go_both_ways_by_a_share_of_the_side(picture, name, axis, p
         forward[:, lose], backward[:, keep] = whole[:, keep], whole[:, lose]
     else:
         forward[lose], backward[keep] = whole[keep], whole[lose]
-    seen = moves(name, picture, 10)  # 100 of 224 pixels
+    seen = moves(name, image, 10)  # 100 of 224 pixels
     assert any((image == forward).all() for image in seen)
     assert any((image == backward).all() for image in seen)
     assert all((image == forward).all() or (image == backward).all() for image in seen)
@@ -393,32 +393,32 @@ def test_shears_shift_each_line_by_a_share_of_its_number(name, axis):
     assert len({image.tobytes() for image in seen}) == 2
 
 
-def test_rotations_go_both_ways_by_thirty_degrees(picture):
-    expected = {np.asarray(picture.rotate(angle, fillcolor=FILL)).tobytes() for angle in (30, -30)}
-    assert {image.tobytes() for image in moves("rotate", picture, 10)} == expected
+def test_rotations_go_both_ways_by_thirty_degrees(image):
+    expected = {np.asarray(image.rotate(angle, fillcolor=FILL)).tobytes() for angle in (30, -30)}
+    assert {image.tobytes() for image in moves("rotate", image, 10)} == expected
 
 
-def test_a_cut_out_is_a_square_of_the_fill(picture):
+def test_a_cut_out_is_a_square_of_the_fill(image):
     counts = []
-    for image in moves("cut_out", picture, 10):
-        rows, columns = np.nonzero((image == FILL).all(2))
+    for moved in moves("cut_out", image, 10):
+        rows, columns = np.nonzero((moved == FILL).all(2))
         counts.append(len(rows))
         assert len(rows) == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
     assert max(counts) == 20 * 20  # 80 of 224 pixels, of the short side
 
 
-def test_magnitude_zero_moves_nothing_but_changes_looks(picture):
-    whole = np.asarray(picture)
+def test_magnitude_zero_moves_nothing_but_changes_looks(image):
+    whole = np.asarray(image)
     for name in ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", "solarize_add"):
-        assert (apply(name, picture, 0) == whole).all()
-    assert not apply("posterize", picture, 0).any()
-    assert apply("brightness", picture, 0).mean() < 0.11 * whole.mean()
+        assert (apply(name, image, 0) == whole).all()
+    assert not apply("posterize", image, 0).any()
+    assert apply("brightness", image, 0).mean() < 0.11 * whole.mean()
 
 
-def test_operations_are_drawn_evenly_and_one_after_the_other(picture):
+def test_operations_are_drawn_evenly_and_one_after_the_other(image):
     torch.manual_seed(0)
-    once = {RandAugment(1, 10.0, FILL)(picture).tobytes() for _ in range(300)}
-    twice = {RandAugment(2, 10.0, FILL)(picture).tobytes() for _ in range(300)}
+    once = {RandAugment(1, 10.0, FILL)(image).tobytes() for _ in range(300)}
+    twice = {RandAugment(2, 10.0, FILL)(image).tobytes() for _ in range(300)}
     assert len(once) > 14  # sixteen, some both ways, and one in many places
     assert len(twice) > 2 * len(once)
-    assert RandAugment(0, 10.0, FILL)(picture) is picture
+    assert RandAugment(0, 10.0, FILL)(image) is image

@@ -23,8 +23,7 @@ from tests.data.pictures import (
     write_tar,
 )
 from vitrail.config import load_config
-from vitrail.data import catalog
-from vitrail.data.catalog import CATALOG, FLOWER_PHOTOS, from_archive, open_named, source_of
+from vitrail.data.catalog import FLOWER_PHOTOS, from_archive, known_datasets, open_named, source_of
 from vitrail.data.folder import open_folder
 from vitrail.data.opening import open_data, open_parts
 from vitrail.data.store import pack_data
@@ -62,9 +61,10 @@ def test_digits_without_scikit_learn_name_the_extra(monkeypatch):
 
 
 def test_every_class_of_torchvision_exists():
-    digits = CATALOG["digits"]
+    digits = known_datasets()["digits"]
     assert (digits.what, digits.classes, digits.images) == ("handwritten digits, 8 px", 10, 1797)
-    kinds = [entry.fetch.args[0] for entry in CATALOG.values() if entry.origin == "torchvision"]
+    entries = known_datasets().values()
+    kinds = [entry.fetch.args[0] for entry in entries if entry.origin == "torchvision"]
     assert len(kinds) > 15
     assert all(hasattr(datasets, kind) for kind in kinds)
 
@@ -116,7 +116,7 @@ def test_flowers102_is_training_data_as_in_the_paper(place):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, entry in CATALOG.items() if entry.origin == "torchvision"]
+    "name", [name for name, entry in known_datasets().items() if entry.origin == "torchvision"]
 )
 def test_what_is_neither_here_nor_to_be_had_is_one_line(place, name):
     write_classes(place / name, {"cars_train": 1, "cars_test": 1})  # torchvision's, not classes
@@ -125,7 +125,8 @@ def test_what_is_neither_here_nor_to_be_had_is_one_line(place, name):
     message = str(caught.value)
     assert message.startswith(f"{name} is not in {place} and cannot be fetched (")
     assert f"as {name}/train/<class>/…" in message
-    assert f"{place / name} holds 2 folders, not those of its {CATALOG[name].classes} " in message
+    classes = known_datasets()[name].classes
+    assert f"{place / name} has 2 folders, expected {classes} classes" in message
     assert "\n" not in message
 
 
@@ -134,7 +135,7 @@ def test_flower_photos_without_a_network_say_where_to_put_them(place):
         open_named("flower_photos")
     assert str(caught.value).startswith("cannot reach storage.googleapis.com (")
     assert str(caught.value).endswith(
-        f"; connect, or put its class folders in {place}/flower_photos"
+        f"; go online, or put its class folders in {place}/flower_photos"
     )
 
 
@@ -212,9 +213,7 @@ def test_a_part_of_imagenet_keeps_the_names_of_its_folders(place):
 
 def test_imagenet_that_is_not_there_says_where_it_is_looked_for():
     for name in ("imagenet", "imagenet21k"):
-        with pytest.raises(
-            FailureError, match=f"{name} cannot be fetched for you; let VITRAIL_DATA"
-        ):
+        with pytest.raises(FailureError, match=f"{name} cannot be downloaded; set VITRAIL_DATA"):
             open_named(name)
 
 
@@ -281,8 +280,11 @@ def test_torchvisions_own_folder_is_read_through_torchvision(place):
 def test_without_the_package_of_vtab_its_names_are_one_line_and_all_others_work(monkeypatch):
     for module in ("vitrail.vtab", "vitrail.vtab.tasks"):
         monkeypatch.setitem(sys.modules, module, None)  # as if it were not there
-    monkeypatch.setattr(catalog, "CATALOG", type(catalog.CATALOG)())
-    assert "cifar10" in catalog.CATALOG
-    assert "vtab/dtd" not in catalog.CATALOG
-    with pytest.raises(VitrailError, match=r"^vtab/dtd needs the package vitrail\.vtab"):
-        open_data("vtab/dtd")
+    known_datasets.cache_clear()
+    try:
+        assert "cifar10" in known_datasets()
+        assert "vtab/dtd" not in known_datasets()
+        with pytest.raises(VitrailError, match=r"^vtab/dtd needs the package vitrail\.vtab"):
+            open_data("vtab/dtd")
+    finally:
+        known_datasets.cache_clear()

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.data.gallery import Gallery, gallery, scene
 from tests.data.pictures import write_classes
 from vitrail.data.check import check, describe, drawn, grid, letters, sheet, shortened, show
-from vitrail.data.dataset import Data, Source
+from vitrail.data.dataset import Source, Splits
 from vitrail.data.folder import open_folder
 from vitrail.errors import VitrailError
 
@@ -27,7 +27,7 @@ EVEN = {"cat": 10, "dog": 12}
 
 
 def test_counts_need_no_decoding():
-    data = Data(name="photos", train=part(EVEN, *[None] * 22), test=part({"cat": 2, "dog": 1}))
+    data = Splits(name="photos", train=part(EVEN, *[None] * 22), test=part({"cat": 2, "dog": 1}))
     described = describe(data)
     assert [(one.name, one.counts) for one in described.parts] == [
         ("train", {"cat": 10, "dog": 12}),
@@ -39,18 +39,18 @@ def test_counts_need_no_decoding():
 
 
 def test_broken_images_are_named_with_the_reason_and_counted():
-    checked = check(Data(name="photos", train=part(EVEN, scene(0), None), test=part(EVEN, None)))
+    checked = check(Splits(name="photos", train=part(EVEN, scene(0), None), test=part(EVEN, None)))
     assert [broken.name for broken in checked.parts[0].broken] == ["cat/1"]
     assert checked.parts[0].counts["cat"] == 10
     lines = checked.lines()
     assert "broken   train: cat/1 cannot be decoded: it is torn" in lines
     assert "broken   test: cat/0 cannot be decoded: it is torn" in lines
-    assert "warning  images that cannot be read, which training skips: 2" in lines
+    assert "warning  images that cannot be decoded, which training skips: 2" in lines
 
 
 def test_sizes_are_those_of_the_readable_images():
     images = (None, scene(0, 100, 50), scene(0, 20, 300), scene(0, 60, 40))
-    checked = check(Data(name="photos", val=part({"cat": 2, "dog": 2}, *images)))
+    checked = check(Splits(name="photos", val=part({"cat": 2, "dog": 2}, *images)))
     assert checked.parts[0].spread() == {
         "width": {"min": 20, "median": 60.0, "max": 100},
         "height": {"min": 40, "median": 50.0, "max": 300},
@@ -60,13 +60,13 @@ def test_sizes_are_those_of_the_readable_images():
 
 
 def test_images_of_a_single_color_stand_out():
-    checked = check(Data(name="photos", train=part(EVEN, Image.new("RGB", (64, 64), "red"))))
+    checked = check(Splits(name="photos", train=part(EVEN, Image.new("RGB", (64, 64), "red"))))
     assert checked.parts[0].blank == ("cat/0",)
     assert "images of a single color: 1" in checked.warnings()
 
 
 def test_a_part_without_a_readable_picture_has_no_sizes():
-    checked = check(Data(name="photos", train=part({"cat": 1, "dog": 1}, None, None)))
+    checked = check(Splits(name="photos", train=part({"cat": 1, "dog": 1}, None, None)))
     assert checked.parts[0].spread() is None
     assert len(checked.parts[0].broken) == 2
 
@@ -74,40 +74,40 @@ def test_a_part_without_a_readable_picture_has_no_sizes():
 @pytest.mark.parametrize(
     ("counts", "warning"),
     [
-        ({"cat": 9, "dog": 10}, "fewer than 10 images in train of cat (9)"),
+        ({"cat": 9, "dog": 10}, "train has fewer than 10 images of cat (9)"),
         ({"cat": 10, "dog": 0}, "train has no images of dog; add some"),
         ({"cat": 111, "dog": 10}, "the largest class has 11 times as many"),
     ],
 )
 def test_uneven_classes_are_warned_of(counts, warning):
     full = part(EVEN)
-    found = describe(Data(name="photos", train=part(counts), val=full, test=full)).warnings()
+    found = describe(Splits(name="photos", train=part(counts), val=full, test=full)).warnings()
     assert len(found) == 1
     assert found[0].startswith(warning)
 
 
 def test_a_good_data_set_gives_no_warning():
     full = part(EVEN)
-    assert check(Data(name="photos", train=full, val=full, test=full)).warnings() == []
+    assert check(Splits(name="photos", train=full, val=full, test=full)).warnings() == []
 
 
 def test_a_missing_part_is_warned_of():
-    assert describe(Data(name="photos", train=part(EVEN))).warnings() == [
-        "no val part: nothing to choose settings on",
-        "no test part: nothing to measure the final model on",
+    assert describe(Splits(name="photos", train=part(EVEN))).warnings() == [
+        "no val split: nothing to choose settings on",
+        "no test split: nothing to measure the final model on",
     ]
 
 
 def test_of_many_classes_the_largest_and_the_smallest_are_shown():
     counts = {f"class {number}": number for number in range(100)}
-    columns, rows = describe(Data(name="photos", train=part(counts, *[None] * 4950))).rows(most=4)
+    columns, rows = describe(Splits(name="photos", train=part(counts, *[None] * 4950))).rows(most=4)
     assert columns == ["class", "train", ""]
     assert [row[0] for row in rows] == ["class 99", "class 98", "…", "class 1", "class 0"]
     assert rows[2] == ["…", "", "96 more"]
 
 
 def test_everything_fits_into_json():
-    checked = check(Data(name="photos", train=part(EVEN, None), test=part(EVEN)))
+    checked = check(Splits(name="photos", train=part(EVEN, None), test=part(EVEN)))
     written = json.loads(json.dumps(checked.to_dict()))
     assert written["labels"] == ["cat", "dog"]
     assert written["parts"]["train"]["n"] == 22
@@ -118,13 +118,13 @@ def test_everything_fits_into_json():
 
 
 def test_the_terminal_shows_counts_as_bars(capsys):
-    show(describe(Data(name="photos", train=part({"cat": 20, "dog": 10}), test=part(EVEN))))
+    show(describe(Splits(name="photos", train=part({"cat": 20, "dog": 10}), test=part(EVEN))))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "photos  30 train · 22 test · 2 classes"
     assert lines[2].split() == ["class", "train", "test"]
     assert lines[3].split() == ["cat", "20", "10", "█" * 24]
     assert lines[4].split() == ["dog", "10", "12", "█" * 18]
-    assert lines[-1] == "warning  no val part: nothing to choose settings on"
+    assert lines[-1] == "warning  no val split: nothing to choose settings on"
 
 
 def test_files_that_are_no_images_are_found(tmp_path):

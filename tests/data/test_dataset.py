@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.data.dataset import ArraySource, Data, hold_out, positions, random_subset
+from vitrail.data.dataset import ArraySource, Splits, hold_out, positions, random_subset
 from vitrail.errors import VitrailError
 
 NAMES = st.lists(st.tuples(st.integers(0, 3), st.text(min_size=1, max_size=6)), unique=True)
@@ -24,7 +24,7 @@ def many(n: int, classes: int = 4) -> ArraySource:
 
 
 def split(source: ArraySource, val: float, test: float, how="hash") -> dict[str, list[str]]:
-    data = hold_out(Data(name="x", train=source), val=val, test=test, how=how)
+    data = hold_out(Splits(name="x", train=source), val=val, test=test, how=how)
     return {name: list(part.names) for name, part in data.parts.items()}
 
 
@@ -171,7 +171,7 @@ def test_the_order_of_files_does_not_matter():
 
 @pytest.mark.parametrize("how", ["hash", "stratified"])
 def test_a_part_that_the_data_brings_is_kept_and_the_other_taken_from_train(how):
-    first = hold_out(Data(name="x", train=many(1000)), val=0.0, test=0.2, how=how)
+    first = hold_out(Splits(name="x", train=many(1000)), val=0.0, test=0.2, how=how)
     assert first.val is None
     again = hold_out(first, val=0.1, test=0.2, how=how)
     assert again.test is first.test
@@ -181,7 +181,7 @@ def test_a_part_that_the_data_brings_is_kept_and_the_other_taken_from_train(how)
 
 
 def test_without_train_nothing_is_taken_out():
-    data = Data(name="x", test=many(10))
+    data = Splits(name="x", test=many(10))
     assert hold_out(data, val=0.1, test=0.1, how="hash") == data
 
 

@@ -187,7 +187,7 @@ def test_parts_above_the_classes_are_parts(tmp_path, val):
 def test_a_test_part_alone_is_a_test_part(tmp_path):
     data = open_folder(write_classes(tmp_path / "test", {"a": 1, "b": 2}).parent)
     assert list(data.parts) == ["test"]
-    with pytest.raises(VitrailError, match="has no train part; it has test"):
+    with pytest.raises(VitrailError, match="has no train split; it has test"):
         data.part("train")
 
 
@@ -201,7 +201,7 @@ def test_an_empty_part_is_left_out_and_said(tmp_path, capsys):
     write_classes(tmp_path / "train", {"a": 1, "b": 1})
     (tmp_path / "val").mkdir()
     assert list(open_folder(tmp_path).parts) == ["train"]
-    assert capsys.readouterr().err == f"{tmp_path}/val/ is empty, left out\n"
+    assert capsys.readouterr().err == f"{tmp_path}/val/ is empty and left out\n"
 
 
 def test_parts_without_classes_are_not_taken_for_classes(tmp_path):
@@ -241,8 +241,8 @@ def test_images_that_are_left_out_are_counted_in_one_line(tmp_path, capsys):
     assert open_folder(folder).labels == ("a", "b")
     first, second = capsys.readouterr().err.splitlines()
     assert first == (
-        f"{folder}/: left out images that lie in no class folder (1) and .heic and .heif files, "
-        "to be saved as JPEG (4)"
+        f"{folder}/: left out images outside the class folders (1) and .heic and .heif files, "
+        "which have to be saved as JPEG (4)"
     )
     assert second.endswith("class folders without images, left out: 'c'")
 
@@ -252,7 +252,7 @@ def test_images_beside_parts_are_counted_and_flat_images_without_classes_are_not
         write_classes(tmp_path / "photos" / part, {"a": 1, "b": 1})
     write(tmp_path / "photos" / "loose.png")
     open_folder(tmp_path / "photos")
-    line = f"{tmp_path / 'photos'}/: left out images that lie in no class folder (1)\n"
+    line = f"{tmp_path / 'photos'}/: left out images outside the class folders (1)\n"
     assert capsys.readouterr().err == line
     write(tmp_path / "flat" / "1.png")
     assert len(open_folder(tmp_path / "flat", unlabeled=True).train.targets) == 1
@@ -301,9 +301,9 @@ def test_names_may_have_spaces_and_lines_may_be_blank(tmp_path):
         ("test.txt", "", "test.txt is empty; expected lines such as images/000001.jpg 7"),
         ("test.txt", "images/one.png\n", "test.txt, line 1: expected a path, a space and a class"),
         ("test.txt", "images/one.png cat\n", "line 1: expected a path"),
-        ("test.txt", "\nimages/one.png 100000\n", "line 2: class 100000 is not below 100,000"),
-        ("test.txt", f"images/one.png {'9' * 5000}\n", "line 1: class 9{20} is not below"),
-        ("test.txt", "gone.png 1\n", r"test.txt names gone.png, which is not in .*cifar$"),
+        ("test.txt", "\nimages/one.png 100000\n", "line 2: class 100000 is too large"),
+        ("test.txt", f"images/one.png {'9' * 5000}\n", "line 1: class 9{20} is too large"),
+        ("test.txt", "gone.png 1\n", r"test.txt lists gone.png, which is not in .*cifar$"),
         ("val200.txt", "images/one.png 1\n", "val200.txt lists 1 images; expected 200$"),
     ],
 )

@@ -1,3 +1,4 @@
+import os
 from itertools import islice
 
 import numpy as np
@@ -5,9 +6,19 @@ import pytest
 import torch
 from PIL import Image
 
-from vitrail.data.dataset import ArraySource
-from vitrail.data.loader import Augmented, Share, Stream, derive, training_batches
-from vitrail.errors import VitrailError
+from tests.data.pictures import write_classes
+from vitrail.data.dataset import ArraySource, Broken
+from vitrail.data.folder import open_folder
+from vitrail.data.loader import (
+    CHUNK,
+    Augmented,
+    Share,
+    Stream,
+    derive,
+    read_all,
+    training_batches,
+)
+from vitrail.errors import FailureError, VitrailError
 
 CPU = torch.device("cpu")
 
@@ -155,3 +166,35 @@ def test_seeds_of_their_own():
     seeds = {derive(a, b) for a in range(30) for b in range(30)}
     assert len(seeds) == 900
     assert min(seeds) >= 0
+
+
+# Every image once, by one process or several.
+
+
+def width_and_process(image: Image.Image) -> tuple[int, int]:
+    return image.width, os.getpid()
+
+
+def die(image: Image.Image) -> None:
+    os._exit(1)
+
+
+def test_several_processes_see_what_one_sees(tmp_path):
+    source = open_folder(write_classes(tmp_path, {"a": CHUNK, "b": 5})).train
+    (tmp_path / "a" / "3.png").write_bytes(b"no image")
+    steps: list[int] = []
+    alone = list(read_all(source, width_and_process))
+    shared = list(read_all(source, width_and_process, workers=2, progress=steps.append))
+    assert steps == [CHUNK, 5]
+    assert [index for index, _ in shared] == list(range(CHUNK + 5))
+    torn = [seen for _, seen in shared if isinstance(seen, Broken)]
+    assert [broken.name for broken in torn] == ["a/3.png"]
+    assert torn == [seen for _, seen in alone if isinstance(seen, Broken)]
+    assert os.getpid() not in {seen[1] for _, seen in shared if not isinstance(seen, Broken)}
+    assert {seen[0] for _, seen in shared if not isinstance(seen, Broken)} == {16}
+
+
+def test_a_process_that_dies_is_one_clear_line(tmp_path):
+    source = open_folder(write_classes(tmp_path, {"a": 1, "b": 1})).train
+    with pytest.raises(FailureError, match=r"died.*fewer workers"):
+        list(read_all(source, die, workers=1))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.pictures import contents, encoded, labeled, write, write_classes, write_tar
 from vitrail.config import load_config
-from vitrail.data.dataset import Data
+from vitrail.data.dataset import Splits
 from vitrail.data.opening import open_data, open_parts
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
@@ -21,7 +21,7 @@ def elsewhere(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def counts(data: Data) -> dict[str, int]:
+def counts(data: Splits) -> dict[str, int]:
     return {name: len(part.targets) for name, part in data.parts.items()}
 
 
@@ -73,8 +73,8 @@ def test_a_list_of_names_says_what_train_keeps(tmp_path):
     assert list(some.part("test").names) == list(whole.part("test").names)
     assert counts(open_data("photos", only="kept.txt", subset=5))["train"] == 5
     (tmp_path / "strangers.txt").write_text("c/1.png\n")
-    assert "names no image of train" in failure("photos", only="strangers.txt")
-    assert "cannot read the names in nowhere.txt" in failure("photos", only="nowhere.txt")
+    assert "lists no image of train" in failure("photos", only="strangers.txt")
+    assert "cannot read the list nowhere.txt" in failure("photos", only="nowhere.txt")
 
 
 def test_a_subset_is_drawn_from_what_is_left_to_train_on(tmp_path):
@@ -107,7 +107,7 @@ def test_a_folder_here_comes_before_a_name_of_the_catalog(tmp_path, capsys):
     write_classes(tmp_path / "digits", {"a": 3, "b": 3})
     for where in ("digits", Path("digits"), "./digits"):
         assert open_data(where, val=0.0, test=0.0).labels == ("a", "b")
-    line = "data     ./digits is used, not the catalog's data set of that name\n"
+    line = "data     using ./digits, not the catalog's dataset of that name\n"
     assert capsys.readouterr().err == 2 * line
     assert open_parts(load_config("digits/vit", ["data.val=0", "data.test=0"])).labels == ("a", "b")
     assert capsys.readouterr().err == line

@@ -93,7 +93,7 @@ def test_a_list_names_the_numbers(tmp_path, name, inside):
 def test_a_list_that_is_too_short_is_refused(tmp_path):
     write_tar(tmp_path / "x.tar", labeled(4, classes=3))
     (tmp_path / "classes.txt").write_text("Katze\nHund")
-    assert "has 2 lines and there is a label 2" in failure(tmp_path / "x.tar")
+    assert "has 2 lines, but there is a label 2" in failure(tmp_path / "x.tar")
 
 
 def test_only_one_picture_belongs_to_a_label(tmp_path):
@@ -181,24 +181,24 @@ def test_a_class_that_only_the_test_part_has_is_named(tmp_path):
 def test_pictures_without_a_label_are_counted_and_left_out(tmp_path, capsys):
     write_tar(tmp_path / "x.tar", labeled(4) | {"9.png": encoded()})
     assert len(train(tmp_path / "x.tar")) == 4
-    assert capsys.readouterr().err == "1 images without a label are left out\n"
+    assert capsys.readouterr().err == "skipping 1 images without a label\n"
 
 
 def test_what_is_no_set_of_labelled_pictures_is_one_line(tmp_path):
     write_tar(tmp_path / "flat.tar", {"1.png": encoded(), "2.png": encoded()})
-    assert "says no classes; expected <key>.cls" in failure(tmp_path / "flat.tar")
+    assert "has no class labels; expected <key>.cls" in failure(tmp_path / "flat.tar")
     write_tar(tmp_path / "one.tar", labeled(3, classes=1))
-    assert "has one class only, '0'" in failure(tmp_path / "one.tar")
+    assert "has only one class, '0'" in failure(tmp_path / "one.tar")
     write_tar(tmp_path / "text.tar", {"a/1.txt": "x"})
-    assert "holds no images" in failure(tmp_path / "text.tar")
+    assert "has no images" in failure(tmp_path / "text.tar")
     (tmp_path / "no.tar").write_bytes(b"not a tar at all" * 100)
-    assert "holds no images" in failure(tmp_path / "no.tar")
+    assert "has no images" in failure(tmp_path / "no.tar")
     (tmp_path / "zero.tar").write_bytes(b"")
-    assert "holds no images (empty file)" in failure(tmp_path / "zero.tar")
+    assert "has no images (empty file)" in failure(tmp_path / "zero.tar")
     (tmp_path / "zipped.tar").write_bytes(gzip.compress((tmp_path / "one.tar").read_bytes()))
-    assert "is compressed; unpack it" in failure(tmp_path / "zipped.tar")
+    assert "is compressed; decompress it" in failure(tmp_path / "zipped.tar")
     (tmp_path / "zipped.tar").rename(tmp_path / "zipped.tar.gz")
-    assert "is compressed; unpack it" in failure(tmp_path / "zipped.tar.gz")
+    assert "is compressed; decompress it" in failure(tmp_path / "zipped.tar.gz")
 
 
 # Reading
@@ -299,7 +299,7 @@ def test_rubbish_in_the_middle_of_a_tar_is_said(tmp_path, capsys):
     data[place : place + 512] = b"?" * 512
     path.write_bytes(data)
     assert len(train(path)) == 5
-    assert "(what follows is no tar); the rest is left out" in capsys.readouterr().err
+    assert "(what follows is not a tar); skipping the rest" in capsys.readouterr().err
 
 
 def test_an_index_is_made_once_and_again_when_the_shard_changes(tmp_path, cache):

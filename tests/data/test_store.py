@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 
 from tests.data.pictures import contents, photo, same, write, write_classes
-from vitrail.data.dataset import ArraySource, Data, Source
+from vitrail.data.dataset import ArraySource, Source, Splits
 from vitrail.data.folder import open_folder
 from vitrail.data.store import is_store, open_store, pack_data, shrunk
 from vitrail.errors import FailureError, VitrailError
 
 
 @pytest.fixture
-def data(tmp_path) -> Data:
+def data(tmp_path) -> Splits:
     for start, part in enumerate(("train", "val", "test")):
         write_classes(tmp_path / "photos" / part, {"Löwe": 3, "b": 2}, start=10 * start)
     return open_folder(tmp_path / "photos")
@@ -59,7 +59,7 @@ def test_what_is_done_to_a_picture_does_not_reach_the_store(tmp_path, data):
 
 
 def test_a_source_alone_becomes_a_train_part(tmp_path, data):
-    pack_data(Data(name="store", train=data.val), tmp_path / "store")
+    pack_data(Splits(name="store", train=data.val), tmp_path / "store")
     again = open_store(tmp_path / "store")
     assert (again.name, list(again.parts)) == ("store", ["train"])
 
@@ -92,7 +92,7 @@ def test_broken_pictures_are_left_out_and_named(tmp_path):
     (folder / "b" / "0.png").write_bytes(cut[: len(cut) // 2])
     broken = pack_data(open_folder(folder), tmp_path / "store")
     assert [name for name, _ in broken] == ["a/1.png", "b/0.png"]
-    assert "is not a picture" in broken[0][1]
+    assert "is not an image" in broken[0][1]
     source = open_store(tmp_path / "store").train
     assert contents(source) == {"a/0.png": "a", "a/2.png": "a", "b/1.png": "b"}
     assert same(source.image(2), photo(4))
@@ -148,7 +148,7 @@ def test_a_full_disk_is_a_failure_in_one_line_and_leaves_nothing(tmp_path, data)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(FailureError, match=r"^cannot write .*store \(File too large\); free"):
-            pack_data(Data(name="store", train=big), tmp_path / "store")
+            pack_data(Splits(name="store", train=big), tmp_path / "store")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
@@ -179,8 +179,8 @@ def test_a_damaged_store_is_one_line(tmp_path, data):
             else:
                 (store / name).write_bytes(damage)
             message = failure(store)
-            assert "is not a whole store" in message
-            assert message.endswith("pack it again")
+            assert "is not a complete store" in message
+            assert message.endswith("pack the data again")
         (store / name).write_bytes(body)
     open_store(store)
 
@@ -190,7 +190,7 @@ def test_an_index_that_contradicts_itself_is_refused(tmp_path, data):
     pack_data(data, store)
     about = json.loads((store / "store.json").read_text(encoding="utf-8"))
     (store / "store.json").write_text(json.dumps(about | {"labels": ["b"]}))
-    assert "the index of train contradicts itself" in failure(store)
+    assert "the index of train is inconsistent" in failure(store)
     (store / "store.json").write_text(json.dumps(about | {"format": "vitrail store 2"}))
     assert "was packed by another version" in failure(store)
 
@@ -206,6 +206,6 @@ def test_a_store_packed_again_in_the_same_place_shows_its_new_pixels(tmp_path):
     for value in (10, 20):
         pixels = np.full((2, 4, 4), value, np.uint8)
         source = ArraySource(("a", "b"), np.array([0, 1]), ["x", "y"], pixels)
-        pack_data(Data(name="store", train=source), tmp_path / "store")
+        pack_data(Splits(name="store", train=source), tmp_path / "store")
         assert open_store(tmp_path / "store").train.image(0).getpixel((0, 0))[0] == value
         (tmp_path / "store").rename(tmp_path / f"old-{value}")

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from tests.data.gallery import Gallery, gallery, scene
-from vitrail.data.dataset import Data, Source
-from vitrail.duplicates.find import Pair, find, groups, pairs, reasons, without
+from vitrail.data.dataset import Source, Splits
+from vitrail.duplicates.find import Pair, find, groups, pairs
 from vitrail.duplicates.fingerprints import fingerprints
 from vitrail.errors import VitrailError
 
@@ -87,7 +87,7 @@ def test_without_crops_only_the_whole_picture_counts():
 
 
 def test_leaks_come_first_and_name_both_pictures():
-    data = Data(
+    data = Splits(
         name="photos",
         train=part(scene(0), scene(1), scene(2), jpeg(scene(2), 60)),
         test=part(scene(5), scene(1)),
@@ -109,29 +109,29 @@ def test_leaks_come_first_and_name_both_pictures():
 
 
 def test_train_is_freed_of_what_comes_back_in_val_and_test():
-    data = Data(
+    data = Splits(
         name="photos",
         train=part(scene(0), scene(1), scene(0), scene(2), scene(3), scene(3)),
         val=part(jpeg(scene(2), 50), scene(8)),
         test=part(scene(0), scene(9)),
     )
-    clean, removed = without(data, find(data))
-    assert removed == ("picture 0", "picture 2", "picture 3")
+    clean, removed = find(data).without_leaks(data)
+    assert sorted(removed) == ["picture 0", "picture 2", "picture 3"]
     assert clean.names == ["picture 1", "picture 4", "picture 5"]
-    assert find(Data(name="clean", train=clean, val=data.val, test=data.test)).leaks == ()
+    assert find(Splits(name="clean", train=clean, val=data.val, test=data.test)).leaks == ()
 
 
 def test_nothing_is_removed_where_nothing_leaks():
-    data = Data(name="photos", train=part(scene(0), scene(0)), test=part(scene(1)))
-    clean, removed = without(data, find(data))
-    assert removed == ()
+    data = Splits(name="photos", train=part(scene(0), scene(0)), test=part(scene(1)))
+    clean, removed = find(data).without_leaks(data)
+    assert removed == {}
     assert clean.names == data.part("train").names
 
 
 def test_other_data_sets_are_compared_by_what_they_hold_out():
-    data = Data(name="large", train=part(scene(0), scene(1), scene(2), scene(3)))
-    small = Data(name="small", train=part(scene(2)), test=part(scene(7), scene(1), target=1))
-    plain = Data(name="plain", train=part(jpeg(scene(3), 60)))
+    data = Splits(name="large", train=part(scene(0), scene(1), scene(2), scene(3)))
+    small = Splits(name="small", train=part(scene(2)), test=part(scene(7), scene(1), target=1))
+    plain = Splits(name="plain", train=part(jpeg(scene(3), 60)))
     found = find(data, against=[small, plain], inside=False)
     told = {(one.first, one.second): (one.leak, named(one.pairs)) for one in found.sections}
     assert told == {
@@ -140,18 +140,17 @@ def test_other_data_sets_are_compared_by_what_they_hold_out():
     }
     # Classes of another data set are others, even by the same number.
     assert found.sections[0].conflicts == ()
-    assert without(data, found)[1] == ("picture 1", "picture 3")
-    assert reasons(found) == {
-        "picture 1": "comes back in test of small as picture 1",
-        "picture 3": "comes back in train of plain as picture 0",
+    assert found.without_leaks(data)[1] == {
+        "picture 1": "duplicate of picture 1 in test of small",
+        "picture 3": "duplicate of picture 0 in train of plain",
     }
 
 
 def test_inside_and_against_are_asked_for_apart():
-    data = Data(name="large", train=part(scene(0), scene(0)), test=part(scene(1)))
-    other = Data(name="small", test=part(scene(2)))
+    data = Splits(name="large", train=part(scene(0), scene(0)), test=part(scene(1)))
+    other = Splits(name="small", test=part(scene(2)))
     assert find(data, against=[other], inside=False).lines() == [
-        "no image of large comes back in test of small"
+        "no image of large has a duplicate in test of small"
     ]
     both = find(data, against=[other])
     assert [(one.first, one.second) for one in both.sections] == [
@@ -163,7 +162,7 @@ def test_inside_and_against_are_asked_for_apart():
 def test_one_picture_in_two_classes_is_pointed_out():
     images = [scene(0), scene(1), scene(1), scene(0)]
     train = Gallery(images, np.array([0, 1, 1, 1]), ["cat/0", "dog/0", "dog/1", "dog/2"])
-    found = find(Data(name="photos", train=train)).sections[0]
+    found = find(Splits(name="photos", train=train)).sections[0]
     assert [(pair.first, pair.labels) for pair in found.conflicts] == [("cat/0", ("cat", "dog"))]
     assert found.lines(1) == [
         "twice  inside train: 2 pairs, 2 of equal pixels, 1 in two classes; 2 groups",
@@ -173,20 +172,20 @@ def test_one_picture_in_two_classes_is_pointed_out():
 
 
 def test_broken_pictures_are_left_out_and_named():
-    found = find(Data(name="photos", train=part(scene(0), None), test=part(None, scene(0))))
+    found = find(Splits(name="photos", train=part(scene(0), None), test=part(None, scene(0))))
     assert named(found.sections[0].pairs) == [("picture 0", "picture 1", "exact")]
     assert [broken.name for broken in found.broken] == ["picture 1", "picture 0"]
     assert found.lines()[-1] == "2 broken images left out"
 
 
 def test_a_clean_data_set_is_told_so():
-    assert find(Data(name="photos", train=part(scene(0)), test=part(scene(1)))).lines() == [
-        "no two images of photos look alike"
+    assert find(Splits(name="photos", train=part(scene(0)), test=part(scene(1)))).lines() == [
+        "no image of photos has a duplicate"
     ]
 
 
 def test_all_of_it_can_be_written_as_json():
-    found = find(Data(name="photos", train=part(scene(0)), test=part(scene(0))))
+    found = find(Splits(name="photos", train=part(scene(0)), test=part(scene(0))))
     written = json.loads(json.dumps(found.to_dict()))
     assert written["sections"][0] == {
         "first": "train",
@@ -206,7 +205,7 @@ def test_all_of_it_can_be_written_as_json():
 
 def test_progress_counts_every_picture_once():
     steps: list[int] = []
-    data = Data(name="photos", train=part(scene(0), scene(1)), test=part(scene(2)))
+    data = Splits(name="photos", train=part(scene(0), scene(1)), test=part(scene(2)))
     find(data, against=[data], progress=steps.append)
     assert sum(steps) == 4  # of the other, its test part alone
 

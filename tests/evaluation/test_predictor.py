@@ -31,7 +31,7 @@ from vitrail.errors import FailureError
 from vitrail.evaluation.metrics import Predictions
 from vitrail.training.objectives.classification import Classification
 
-BROKEN = {0: VitrailError("0.png is not a picture"), 4: VitrailError("4.png is truncated")}
+BROKEN = {0: VitrailError("0.png is not an image"), 4: VitrailError("4.png is truncated")}
 
 
 def plain(found: Predictions) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ def test_broken_pictures_are_named_and_skipped_and_never_replaced(batch):
     whole, _ = predict(model, pictures(7), transform=tensor)
     found, broken = predict(model, pictures(7, errors=BROKEN), transform=tensor, batch=batch)
     left = [1, 2, 3, 5, 6]
-    assert broken == [("0.png", "0.png is not a picture"), ("4.png", "4.png is truncated")]
+    assert broken == [("0.png", "0.png is not an image"), ("4.png", "4.png is truncated")]
     assert found.names == [f"{i}.png" for i in left]
     assert np.allclose(found.probabilities, whole.probabilities[left], atol=1e-6)
     assert found.targets.tolist() == whole.targets[left].tolist()
@@ -212,7 +212,7 @@ def test_an_evaluation_is_a_file_that_json_can_hold():
     assert result["n"] == 48
     assert (result["data"], result["split"], result["model"]) == ("noise", "test", "m")
     assert result["broken"] == [
-        ["0.png", "0.png is not a picture"],
+        ["0.png", "0.png is not an image"],
         ["4.png", "4.png is truncated"],
     ]
     assert result["seconds"] > 0

@@ -405,7 +405,7 @@ def test_imagenets_val_is_tested_on_and_no_other_part_is_taken_for_one_that_is_n
     assert (result["split"], result["top1"]) == ("train", 0.0)
     (tmp_path / "parts" / "val").rename(tmp_path / "parts" / "test")
     assert part_of(tmp_path / "parts", "test")["top1"] == 1 / 2
-    with pytest.raises(VitrailError, match="has no val part; it has train, test"):
+    with pytest.raises(VitrailError, match="has no val split; it has train, test"):
         part_of(tmp_path / "parts", "val")
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from tests.data.gallery import gallery, scene
 from tests.reporting.pages import Page
-from vitrail.data.dataset import Data
+from vitrail.data.dataset import Splits
 from vitrail.duplicates.find import find
 from vitrail.reporting import duplicates
 
@@ -17,8 +17,8 @@ def smaller(image: Image.Image) -> Image.Image:
 
 def test_the_page_counts_and_shows_pairs(tmp_path: Path):
     train = gallery([scene(0), scene(1), scene(2), None], "large/")
-    other = Data(name="<small>", test=gallery([scene(0), smaller(scene(1)), scene(9)], "small/"))
-    found = find(Data(name="photos", train=train), against=[other])
+    other = Splits(name="<small>", test=gallery([scene(0), smaller(scene(1)), scene(9)], "small/"))
+    found = find(Splits(name="photos", train=train), against=[other])
     target = duplicates.write(found, tmp_path / "page.html")
     page = Page(target)
     row = page.row("train")
@@ -37,8 +37,8 @@ def test_the_least_sure_pairs_are_shown_as_well(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(duplicates, "NEAREST", 1)
     monkeypatch.setattr(duplicates, "FARTHEST", 1)
     train = gallery([scene(seed) for seed in range(4)], "a")
-    other = Data(name="b", test=gallery([smaller(scene(seed)) for seed in range(4)], "b"))
-    found = find(Data(name="photos", train=train), against=[other], inside=False)
+    other = Splits(name="b", test=gallery([smaller(scene(seed)) for seed in range(4)], "b"))
+    found = find(Splits(name="photos", train=train), against=[other], inside=False)
     chapter = duplicates.chapter(found.sections[0])
     assert [one.pair for one in chapter.nearest] == [found.sections[0].pairs[0]]
     assert [one.pair for one in chapter.farthest] == [found.sections[0].pairs[-1]]
@@ -46,7 +46,7 @@ def test_the_least_sure_pairs_are_shown_as_well(tmp_path: Path, monkeypatch):
 
 def test_an_image_that_is_gone_leaves_its_place_empty(tmp_path: Path):
     images: list[Image.Image | None] = [scene(0)]
-    data = Data(name="photos", train=gallery(images), test=gallery([scene(0)]))
+    data = Splits(name="photos", train=gallery(images), test=gallery([scene(0)]))
     found = find(data)
     images[0] = None
     page = Page(duplicates.write(found, tmp_path / "page.html"))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.config import load_config
-from vitrail.data.loader import Batch
+from vitrail.data.loader import TrainingBatch
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.build import build_schedule
@@ -32,15 +32,15 @@ class Squares(nn.Module):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return self.model(inputs)[:, 0].square() + 0 * targets
 
-    def prepare(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+    def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Tensor, Tensor]:
         return batch.images[rows], batch.targets[rows]
 
 
-def batches(n: int = 16) -> Iterator[Batch]:
+def batches(n: int = 16) -> Iterator[TrainingBatch]:
     chance = torch.Generator().manual_seed(0)
     while True:
         images = torch.randn(n, 4, generator=chance)
-        yield Batch(images=images, targets=torch.zeros(n, dtype=torch.int64))
+        yield TrainingBatch(images=images, targets=torch.zeros(n, dtype=torch.int64))
 
 
 def loop(task: Squares, *, lr: float = 0.05, steps: int = 8, **options) -> Loop:
@@ -63,7 +63,7 @@ def trained(task: Squares, **options) -> tuple[Loop, list[float]]:
     run = loop(task, **options)
     losses: list[float] = []
 
-    def note(loop: Loop, batch: Batch) -> bool:
+    def note(loop: Loop, batch: TrainingBatch) -> bool:
         losses.append(loop.loss.item())
         return False
 
@@ -97,7 +97,7 @@ def test_out_of_memory_while_a_batch_is_prepared_halves_what_is_prepared():
     prepared: list[int] = []
 
     class Greedy(Squares):
-        def prepare(self, batch: Batch, rows: slice) -> tuple[Tensor, Tensor]:
+        def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Tensor, Tensor]:
             prepared.append(rows.stop - rows.start)
             if prepared[-1] > 5:
                 raise torch.OutOfMemoryError("CUDA out of memory")

@@ -141,7 +141,7 @@ def test_flips_are_a_setting_of_the_run_and_told(swept):
 def test_an_absent_task_is_listed_and_in_no_mean(swept):
     result, (natural, structured) = swept.result, swept.present
     assert result["absent"] == ["vtab/dmlab"]
-    assert "cannot be fetched for you" in result["tasks"][2]["absent"]
+    assert "cannot be downloaded" in result["tasks"][2]["absent"]
     assert "absent   vtab/dmlab" in swept.said
     assert result["groups"] == [
         {"group": "natural", "tasks": 1, "present": 1, "mean": natural["mean"]},

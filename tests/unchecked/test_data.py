@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitrail import VitrailError
-from vitrail.data.dataset import ArraySource, Data, hold_out
+from vitrail.data.dataset import ArraySource, Splits, hold_out
 from vitrail.data.opening import open_data
 
 
@@ -16,6 +16,6 @@ def test_a_way_to_split_that_does_not_exist_is_one_line():
 def test_whole_numbers_are_fractions_too():
     pixels = np.zeros((40, 1, 1), np.uint8)
     source = ArraySource(("a", "b"), np.arange(40) % 2, list(map(str, range(40))), pixels)
-    assert list(hold_out(Data(name="x", train=source), val=0, test=0, how="hash").parts) == [
+    assert list(hold_out(Splits(name="x", train=source), val=0, test=0, how="hash").parts) == [
         "train"
     ]

@@ -76,7 +76,7 @@ def test_predict_takes_pictures_arrays_and_paths_and_nothing_else(saved, tmp_pat
         with pytest.raises(VitrailError, match="expected an image"):
             model.predict(wrong)
     (tmp_path / "not.jpg").write_text("not a picture")
-    with pytest.raises(VitrailError, match="is not a picture"):
+    with pytest.raises(VitrailError, match="is not an image"):
         model.predict(tmp_path / "not.jpg")
     with pytest.raises(VitrailError, match="does not exist"):
         model.predict(tmp_path / "none.jpg")

@@ -15,8 +15,16 @@ from tests.data.pictures import write
 from vitrail.data.catalog import open_named
 from vitrail.errors import DamagedError, FailureError
 from vitrail.vtab import tasks as vtab
-from vitrail.vtab.files import DSPRITES, SMALLNORB, by_video
-from vitrail.vtab.frames import BYTES, WHOLE_NUMBERS, mat_array, mat_rows, npz_rows
+from vitrail.vtab.files import (
+    BYTES,
+    DSPRITES,
+    SMALLNORB,
+    WHOLE_NUMBERS,
+    by_video,
+    mat_array,
+    mat_rows,
+    npz_rows,
+)
 
 
 @pytest.fixture

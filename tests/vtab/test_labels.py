@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vitrail.errors import VitrailError
-from vitrail.vtab import labels as rules
+from vitrail.vtab import files as rules
 
 
 def objects(*depths: float) -> list[dict]:

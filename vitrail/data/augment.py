@@ -1,7 +1,7 @@
-"""How training images are varied, image by image in the workers and batch by batch on the device.
+"""Augmentation: of each image in the workers, and of batches on the device.
 
-A worker's part ends with bytes: `normalize` makes numbers of them on the device, which is faster
-there, and sends a quarter of the data. Everything random comes from torch's global generator.
+Workers return uint8 tensors, a quarter of the data of floats; `normalize` converts them on the
+device. All random numbers come from torch's global generator.
 """
 
 from collections.abc import Callable
@@ -21,22 +21,22 @@ from vitrail.data.preprocessing import Preprocessing
 Color = tuple[int, ...]
 _Step = Callable[[Any], Any]
 _PADDING = 8
-"""The part of a side that an image may be shifted by: an eighth, 4 of 32 pixels."""
+"""The largest shift: an eighth of a side, 4 of 32 pixels."""
 
 
 def training_transform(
     preprocessing: Preprocessing, **options: Any
 ) -> Callable[[Image.Image], UInt8[Tensor, "c y x"]]:
-    """From an image to a varied image of the size that `preprocessing` gives, in bytes.
+    """From an image to an augmented uint8 tensor of `preprocessing.size`.
 
-    `options` are the fields of `Augmentation`. The result can be pickled, for worker processes.
+    `options` are the fields of `Augmentation`. The result can be pickled for worker processes.
     """
     return v2.Compose(Augmentation(**options).steps(preprocessing))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What may happen to one image. The settings of `augment` explain each field."""
+    """Augmentation of one image. The settings of `augment` explain each field."""
 
     crop: Literal["inception", "resize", "pad", "none"] = "inception"
     area: float = 0.05
@@ -49,29 +49,27 @@ class Augmentation:
     erasing: float = 0.0
 
     def steps(self, preprocessing: Preprocessing) -> list[_Step]:
-        """All of it, in order."""
         fill = _mean_color(preprocessing)
         gray: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
-        looks = self.looks(fill)
+        colors = self._colors(fill)
         if self.crop == "pad":
             flip: list[_Step] = [_mirrored] if self.flip else []
-            shown = [_Whole(preprocessing), _shifted, *flip, *looks, _to_tensor]
+            steps = [_Whole(preprocessing), _shifted, *flip, *colors, _to_tensor]
         else:
             flip = [v2.RandomHorizontalFlip()] if self.flip else []
-            if looks:
+            if colors:
                 # Pillow recolors several times faster than torch, and torch crops twice as fast.
-                looks = [_to_pil, *looks, _to_tensor]
-            shown = [*self.frame(preprocessing), *flip, *looks]
+                colors = [_to_pil, *colors, _to_tensor]
+            steps = [*self._crop(preprocessing), *flip, *colors]
         erase: list[_Step] = [_Erase(self.erasing, fill)] if self.erasing else []
-        return [*gray, *shown, *erase]
+        return [*gray, *steps, *erase]
 
-    def frame(self, preprocessing: Preprocessing) -> list[_Step]:
-        """The part of the image that is shown, as a tensor."""
+    def _crop(self, preprocessing: Preprocessing) -> list[_Step]:
         rows, columns = size = preprocessing.size
         mode = InterpolationMode(preprocessing.interpolation)
         resampling: dict[str, Any] = {"interpolation": mode, "antialias": preprocessing.antialias}
         if self.crop == "inception":
-            # Distorted by up to a third, as seen beside the shape of the images.
+            # Aspect ratios from 3/4 to 4/3 of the model's.
             ratio = (0.75 * columns / rows, columns / (0.75 * rows))
             area = (self.area, 1.0)
             cut = v2.RandomResizedCrop(size, scale=area, ratio=ratio, **resampling)
@@ -81,8 +79,8 @@ class Augmentation:
             return [_to_tensor, cut_from, v2.RandomCrop(size)]
         return _whole_image(preprocessing)
 
-    def looks(self, fill: Color) -> list[_Step]:
-        """What changes colors and shapes within the frame, on PIL images."""
+    def _colors(self, fill: Color) -> list[_Step]:
+        """What changes colors and shapes of PIL images."""
         steps: list[_Step] = []
         if self.randaugment_layers:
             steps.append(RandAugment(self.randaugment_layers, self.randaugment_magnitude, fill))
@@ -97,22 +95,20 @@ class Augmentation:
 
 
 def _mean_color(preprocessing: Preprocessing) -> Color:
-    """The color that the model sees as zero, in bytes."""
+    """The color that normalization maps to zero."""
     return tuple(round(255 * share) for share in preprocessing.mean)
 
 
 def _whole_image(preprocessing: Preprocessing) -> list[_Step]:
-    """The evaluation's resize and crop, of bytes."""
+    """The evaluation's resize and crop, of uint8 tensors."""
     steps: list[_Step] = [_to_tensor, preprocessing.resize]
     return [*steps, v2.CenterCrop(preprocessing.size)] if preprocessing.short_side else steps
 
 
-# Small images are varied faster than torchvision's classes find out what they were given, so what
-# every one of them goes through is written plainly.
+# For small images, the overhead of torchvision's classes would dominate.
 
 
 def _to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
-    """A copy of the pixels."""
     pixels = np.array(image)
     if pixels.ndim == 2:
         return torch.from_numpy(pixels)[None]
@@ -120,7 +116,6 @@ def _to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
 
 
 def _to_pil(image: UInt8[Tensor, "c y x"]) -> Image.Image:
-    """The same pixels for Pillow."""
     if len(image) == 1:
         return Image.fromarray(image[0].numpy())
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
@@ -128,7 +123,7 @@ def _to_pil(image: UInt8[Tensor, "c y x"]) -> Image.Image:
 
 @dataclass(frozen=True)
 class _Whole:
-    """The evaluation's resize and crop, of an image that is often of that size already."""
+    """The evaluation's resize and crop, skipped if the image has the right size."""
 
     preprocessing: Preprocessing
 
@@ -143,7 +138,7 @@ class _Whole:
 
 
 def _shifted(image: Image.Image) -> Image.Image:
-    """Moved by up to an eighth of each side, with black where nothing was."""
+    """Shifted by up to an eighth of each side, padded with black."""
     columns, rows = image.size
     x, y = columns // _PADDING, rows // _PADDING
     left, top = int(torch.randint(-x, x + 1, ())), int(torch.randint(-y, y + 1, ()))
@@ -151,14 +146,13 @@ def _shifted(image: Image.Image) -> Image.Image:
 
 
 def _mirrored(image: Image.Image) -> Image.Image:
-    """Left for right, every other time."""
     flip = Image.Transpose.FLIP_LEFT_RIGHT
     return image.transpose(flip) if torch.rand(()) < 0.5 else image
 
 
 @dataclass(frozen=True)
 class _Erase:
-    """A random rectangle of one color, in this share of the images (Zhong et al. 2017)."""
+    """Random erasing (Zhong et al. 2017) in this share of the images."""
 
     share: float
     fill: Color
@@ -169,14 +163,13 @@ class _Erase:
 
 @cache
 def _eraser(fill: Any) -> v2.RandomErasing:
-    """torchvision's, which is slow to decide that it has nothing to do."""
+    """torchvision's, with probability 1: it is slow to decide to do nothing."""
     return v2.RandomErasing(1.0, value=fill)
 
 
 def _larger(preprocessing: Preprocessing) -> list[int]:
-    """Rows and columns that BiT crops from, the image's aspect being ignored: those that
-    evaluation crops from, or BiT's own for a model that sees the whole image, 160 for 128 and
-    448 for 384."""
+    """Rows and columns that BiT crops from, ignoring the image's aspect ratio: those that
+    evaluation crops from, or BiT's own, 160 for 128 and 448 for 384, if it does not crop."""
     short = min(preprocessing.size)
     scale = 5 / 4 if short <= 128 else 7 / 6
     if preprocessing.short_side:
@@ -198,7 +191,7 @@ def _three_augment(image: Image.Image) -> Image.Image:
 def normalize(
     images: UInt8[Tensor, "b c y x"], preprocessing: Preprocessing
 ) -> Float[Tensor, "b c y x"]:
-    """Bytes as the numbers that the model takes, on whatever device they are."""
+    """From uint8 to the model's input, on the images' device."""
     mean, std = _colors(preprocessing, images.device)
     return (images.float() / 255 - mean) / std
 
@@ -207,7 +200,7 @@ def normalize(
 def _colors(
     preprocessing: Preprocessing, device: torch.device
 ) -> tuple[Float[Tensor, "c 1 1"], Float[Tensor, "c 1 1"]]:
-    """Mean and deviation, on the device once and for all: a copy for each batch would wait."""
+    """Mean and deviation, copied to the device only once."""
     values = torch.tensor([preprocessing.mean, preprocessing.std], device=device)
     mean, std = values[:, :, None, None]
     return mean, std
@@ -236,14 +229,13 @@ def mix(
 
 @cache
 def _mixer(mixup: float, cutmix: float, classes: int) -> Callable[..., Any]:
-    """The transform of a batch and its targets."""
     kinds = [(v2.MixUp, mixup), (v2.CutMix, cutmix)]
     chosen = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha]
     return chosen[0] if len(chosen) == 1 else v2.RandomChoice(chosen)
 
 
 _Operation = Callable[[Image.Image, float, Color], Image.Image]
-"""An image, the magnitude as a share of the original scale, and the color of empty places."""
+"""Of an image, the magnitude as a share of the original scale, and the fill color."""
 
 _REFERENCE_SIDE = 224
 
@@ -251,7 +243,7 @@ _REFERENCE_SIDE = 224
 @dataclass(frozen=True)
 class RandAugment:
     """RandAugment (Cubuk et al. 2019) as the ViT papers used it: the operations and the scale of
-    big_vision's code, of which torchvision's has others.
+    big_vision, which differ from torchvision's.
 
     Operations are drawn at random, all of the same magnitude. A magnitude of 10 is the top of the
     original scale; AugReg goes up to 20. Magnitude 0 is not the identity: brightness, contrast,
@@ -272,51 +264,45 @@ class RandAugment:
         return image
 
 
-def _either_way(value: float) -> float:
-    """With a random sign."""
+def _random_sign(value: float) -> float:
     return value if torch.rand(()) < 0.5 else -value
 
 
 def _by_table(image: Image.Image, value_of: Callable[[int], int]) -> Image.Image:
-    """Every value replaced by another."""
     return image.point([value_of(value) for value in range(256)] * len(image.getbands()))
 
 
 def _posterize(image: Image.Image, share: float, fill: Color) -> Image.Image:
-    """Only the highest bits stay."""
     lost = 8 - min(int(4 * share), 8)
     return _by_table(image, lambda value: value >> lost << lost)
 
 
 def _solarize(image: Image.Image, share: float, fill: Color) -> Image.Image:
-    """Bright values are inverted."""
     threshold = int(256 * share)
     return _by_table(image, lambda value: value if value < threshold else 255 - value)
 
 
 def _solarize_add(image: Image.Image, share: float, fill: Color) -> Image.Image:
-    """Dark values become brighter."""
     added = int(110 * share)
     return _by_table(image, lambda value: min(value + added, 255) if value < 128 else value)
 
 
 def _blended(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> _Operation:
-    """An operation that moves away from a dull version of the image, or towards it."""
+    """Blends the image with a degenerate version of it."""
     return lambda image, share, fill: enhancer(image).enhance(0.1 + 1.8 * share)
 
 
 def _moved(matrix: Callable[[float, tuple[int, int]], tuple[float, ...]]) -> _Operation:
-    """An operation whose matrix says where each pixel comes from."""
+    """An affine transform; the matrix maps output to input pixels."""
 
     def operation(image: Image.Image, share: float, fill: Color) -> Image.Image:
-        data = matrix(_either_way(share), image.size)
+        data = matrix(_random_sign(share), image.size)
         return image.transform(image.size, Image.Transform.AFFINE, data, fillcolor=fill)
 
     return operation
 
 
 def _cut_out(image: Image.Image, share: float, fill: Color) -> Image.Image:
-    """A square somewhere loses its content."""
     columns, rows = image.size
     half = int(40 / _REFERENCE_SIDE * share * min(rows, columns))
     x, y = int(torch.randint(columns, ())), int(torch.randint(rows, ()))
@@ -329,7 +315,7 @@ OPERATIONS: tuple[_Operation, ...] = (
     lambda image, share, fill: ImageOps.autocontrast(image),
     lambda image, share, fill: ImageOps.equalize(image),
     lambda image, share, fill: ImageOps.invert(image),
-    lambda image, share, fill: image.rotate(_either_way(30 * share), fillcolor=fill),
+    lambda image, share, fill: image.rotate(_random_sign(30 * share), fillcolor=fill),
     _posterize,
     _solarize,
     _blended(ImageEnhance.Color),

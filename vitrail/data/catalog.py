@@ -1,7 +1,7 @@
-"""Data sets by name.
+"""Datasets by name.
 
-A folder of that name in `$VITRAIL_DATA` (class folders, parts above them, tar files or a store)
-comes first; otherwise the data is fetched from where it is published.
+A folder of that name in `$VITRAIL_DATA` (class folders, split folders above them, tar files or a
+store) comes first; otherwise the data is downloaded from where it is published.
 """
 
 import os
@@ -10,10 +10,11 @@ import shutil
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache as cached
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,72 +22,79 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.dataset import ArraySource, Data, Source, exactly, positions, stable, subset
+from vitrail.data.dataset import (
+    ArraySource,
+    Source,
+    Splits,
+    positions,
+    stable_name,
+    stratified,
+    subset,
+)
 from vitrail.data.folder import FolderSource, open_folder, parts_of, sub_folders
 from vitrail.data.shards import ShardSource, holds_shards, open_shards
 from vitrail.data.store import is_store, open_store
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import cache_folder, disk_errors, download_lock, fetch_file, reason_of
 
-# torchvision's data sets: fetched by torchvision, read from their lists of files.
+# torchvision's datasets: downloaded by torchvision, read from their lists of files.
 
-Parts = Mapping[str, Mapping[str, Any]]
-"""What torchvision's class is given for each part of the data."""
+_Arguments = Mapping[str, Mapping[str, Any]]
+"""What torchvision's class is given for each split."""
 
-WHOLE: Parts = {"train": {}}
-FLAG: Parts = {"train": {"train": True}, "test": {"train": False}}
-TWO: Parts = {"train": {"split": "train"}, "test": {"split": "test"}}
-THREE: Parts = {**TWO, "val": {"split": "val"}}
-VALID: Parts = {**TWO, "val": {"split": "valid"}}
-PETS: Parts = {"train": {"split": "trainval"}, "test": {"split": "test"}}
-VAL_IS_TEST: Parts = {"train": {"split": "train"}, "test": {"split": "val"}}
+WHOLE: _Arguments = {"train": {}}
+FLAG: _Arguments = {"train": {"train": True}, "test": {"train": False}}
+TWO: _Arguments = {"train": {"split": "train"}, "test": {"split": "test"}}
+THREE: _Arguments = {**TWO, "val": {"split": "val"}}
+VALID: _Arguments = {**TWO, "val": {"split": "valid"}}
+PETS: _Arguments = {"train": {"split": "trainval"}, "test": {"split": "test"}}
+VAL_IS_TEST: _Arguments = {"train": {"split": "train"}, "test": {"split": "val"}}
 
 
-def from_torchvision(kind: str, parts: Parts, name: str, folder: Path) -> Data:
-    """A data set by the name of torchvision's class, its files below `folder`."""
+def from_torchvision(kind: str, splits: _Arguments, name: str, folder: Path) -> Splits:
+    """A dataset by the name of torchvision's class, with its files in `folder`."""
     from torchvision import datasets
 
     make = getattr(datasets, kind)
-    return Data(
-        name=name,
-        **{part: source_of(get(make, wanted, name, folder)) for part, wanted in parts.items()},
-    )
+    sources = {split: source_of(get(make, given, name, folder)) for split, given in splits.items()}
+    return Splits(name=name, **sources)
 
 
-def get(make: Any, wanted: Mapping[str, Any], name: str, folder: Path) -> Any:
-    """torchvision's object, once its files are there."""
+def get(make: Any, arguments: Mapping[str, Any], name: str, folder: Path) -> Any:
+    """torchvision's dataset, downloaded if necessary."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     try:
-        return make(folder, **wanted)
+        return make(folder, **arguments)
     except ImportError as error:
         raise VitrailError(f"{name} needs {error.name}: pip install {error.name}") from None
     except (RuntimeError, OSError):
-        pass  # not there yet
+        pass  # not downloaded yet
     try:
         # torchvision prints what it does, and stdout is for results.
         with download_lock(folder / f".{name.replace('/', '-')}"), redirect_stdout(sys.stderr):
-            return make(folder, download=True, **wanted)
+            return make(folder, download=True, **arguments)
     except (
         RuntimeError, OSError, ValueError, ImportError, EOFError, tarfile.TarError,
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
         raise FailureError(
-            f"{name} is not in {folder} and cannot be fetched ({reason_of(error)}); connect, or "
+            f"{name} is not in {folder} and cannot be fetched ({reason_of(error)}); go online, or "
             f"put its images there as {name}/train/<class>/… and {name}/test/<class>/…"
         ) from None
 
 
 def source_of(dataset: Any) -> Source:
-    """A torchvision data set as a source that opens only the images that are needed, as if their
-    files lay in class folders, in the order of their names."""
+    """A torchvision dataset as a source, its images named as in class folders and sorted."""
     samples = _samples_of(dataset)
     if samples is None:
         return _array_source(dataset)
     targets = np.array([target for _, target in samples], dtype=np.int64)
     labels = _labels_of(dataset, targets)
     files = [str(Path(path)) for path, _ in samples]
-    names = [f"{labels[t]}/{stable(Path(f).name)}" for f, t in zip(files, targets, strict=True)]
+    names = [
+        f"{labels[t]}/{stable_name(Path(f).name)}" for f, t in zip(files, targets, strict=True)
+    ]
     order = sorted(range(len(names)), key=names.__getitem__)
     return FolderSource(
         labels, targets[order], [names[i] for i in order], Path(), [files[i] for i in order]
@@ -94,13 +102,13 @@ def source_of(dataset: Any) -> Source:
 
 
 def _samples_of(dataset: Any) -> list[tuple[str | Path, int]] | None:
-    """The list of files that a data set has, under one of several names; none for arrays."""
-    for samples in ("samples", "_samples"):
-        if hasattr(dataset, samples):
-            return list(getattr(dataset, samples))
-    for files in ("_image_files", "_images"):
-        if hasattr(dataset, files):
-            return list(zip(getattr(dataset, files), dataset._labels, strict=True))
+    """The list of files of a dataset, which has one of several names; None for arrays."""
+    for name in ("samples", "_samples"):
+        if hasattr(dataset, name):
+            return list(getattr(dataset, name))
+    for name in ("_image_files", "_images"):
+        if hasattr(dataset, name):
+            return list(zip(getattr(dataset, name), dataset._labels, strict=True))
     if hasattr(dataset, "categories"):  # Caltech 101
         folder = Path(dataset.root) / "101_ObjectCategories"
         return [
@@ -122,13 +130,12 @@ def _array_source(dataset: Any) -> ArraySource:
 
 
 def _labels_of(dataset: Any, targets: np.ndarray) -> tuple[str, ...]:
-    """The names of the classes, or their numbers."""
     names = getattr(dataset, "classes", None) or getattr(dataset, "categories", None)
     return tuple(map(str, names if names else range(int(targets.max()) + 1)))
 
 
-def _digits(name: str, folder: Path) -> Data:
-    """scikit-learn's handwritten digits, 8 × 8 pixels; a fifth of each is test."""
+def _digits(name: str, folder: Path) -> Splits:
+    """scikit-learn's handwritten digits, 8 × 8 pixels; a fifth of each class is test."""
     spec = find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise VitrailError("digits needs the demo extra: pip install 'vitrail[demo]'")
@@ -140,12 +147,12 @@ def _digits(name: str, folder: Path) -> Data:
     targets = table[:, -1]
     names = [f"{target}/{index}" for index, target in enumerate(targets)]
     source = ArraySource(tuple("0123456789"), targets, names, pixels)
-    test = exactly(positions(names), targets, 0.2, 0.0)["test"]
-    return Data(name=name, train=subset(source, ~test), test=subset(source, test))
+    test = stratified(positions(names), targets, 0.2, 0.0)["test"]
+    return Splits(name=name, train=subset(source, ~test), test=subset(source, test))
 
 
-def from_archive(url: str, name: str, folder: Path) -> Data:
-    """Class folders from a tar file of the web, unpacked into `folder / name`."""
+def from_archive(url: str, name: str, folder: Path) -> Splits:
+    """Class folders from a tar file on the web, unpacked into `folder / name`."""
     target = folder / name
     with disk_errors(target):
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,8 +161,9 @@ def from_archive(url: str, name: str, folder: Path) -> Data:
             try:
                 archive = fetch_file(url)
             except FailureError as error:
+                reason = str(error).partition(";")[0]
                 raise FailureError(
-                    f"{str(error).partition(';')[0]}; connect, or put its class folders in {target}"
+                    f"{reason}; go online, or put its class folders in {target}"
                 ) from None
             unpack(archive, target)
             archive.unlink()
@@ -163,7 +171,7 @@ def from_archive(url: str, name: str, folder: Path) -> Data:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """The folder inside an archive, under its name only once it is whole."""
+    """Moves the folder inside an archive to `target` once it is complete."""
     temporary = target.with_name(f".{target.name}-{os.getpid()}")
     try:
         with tarfile.open(archive) as tar:
@@ -179,12 +187,11 @@ def unpack(archive: Path, target: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _without_val(data: Data) -> Data:
-    """Train and test alone: what is held out for choosing is part of train."""
+def _without_val(data: Splits) -> Splits:
     return replace(data, val=None)
 
 
-def _every_fifth(data: Data) -> Data:
+def _every_fifth(data: Splits) -> Splits:
     """Within each class, in the order of names, every fifth image is test, from the first on."""
     train = data.train
     if train is None or data.test is not None:
@@ -196,24 +203,24 @@ def _every_fifth(data: Data) -> Data:
     return replace(data, train=subset(train, ~test), test=subset(train, test))
 
 
-def _imagenet(data: Data) -> Data:
-    """The official validation set is what papers test on; class folders get readable names."""
+def _imagenet(data: Splits) -> Splits:
+    """The official validation set, on which papers report, is test; classes get their names."""
     parts: dict[str, Source | None] = {"train": data.train, "val": data.val, "test": data.test}
     if data.test is None:
         parts |= {"val": None, "test": data.val}
     named = {part: source and _readable(source) for part, source in parts.items()}
-    return Data(name=data.name, **named)
+    return Splits(name=data.name, **named)
 
 
-def _all_test(data: Data) -> Data:
-    """Undivided data that nobody learns from."""
+def _all_test(data: Splits) -> Splits:
+    """Data without splits that is only for testing."""
     if data.train is None or data.test is not None:
         return _imagenet(data)
-    return Data(name=data.name, test=_readable(data.train))
+    return Splits(name=data.name, test=_readable(data.train))
 
 
 def _readable(source: Source) -> Source:
-    """`tench` for `n01440764`, or for class 0, where all 1,000 classes are there."""
+    """Names for the 1,000 classes of ImageNet: `tench` for `n01440764` or class 0."""
     numbers = source.labels == tuple(map(str, range(1000)))
     wnids = len(source.labels) == 1000 and all(re.fullmatch(r"n\d{8}", x) for x in source.labels)
     if not (numbers or wnids) or not isinstance(source, FolderSource | ShardSource):
@@ -224,109 +231,98 @@ def _readable(source: Source) -> Source:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A data set of the catalog."""
+class CatalogEntry:
+    """A dataset of the catalog."""
 
     what: str
     classes: int
     images: int
-    fetch: Callable[[str, Path], Data] | None
-    """Gets the data by its name, with its files in a folder; None where nobody may hand it out."""
+    fetch: Callable[[str, Path], Splits] | None
+    """Downloads the dataset of that name into a folder; None if it may not be redistributed."""
     origin: str = "torchvision"
-    parts: Callable[[Data], Data] = lambda data: data
-    """The splits that everyone compares on, out of those that the data comes with."""
-    lists: Callable[[str, Path], Data | None] | None = None
-    """Opens the data from file lists, which come before all else, where there are any."""
+    parts: Callable[[Splits], Splits] = lambda data: data
+    """From the splits that the data comes with to those that everyone compares on."""
+    lists: Callable[[str, Path], Splits | None] | None = None
+    """Opens the data from file lists, which take precedence, if there are any."""
     task: Any = None
-    """The task of a benchmark that the data is: its `title` and its `group`."""
+    """The benchmark's task, with its `title` and `group`."""
 
 
-def tv(kind: str, parts: Parts) -> Callable[[str, Path], Data]:
+def tv(kind: str, splits: _Arguments) -> Callable[[str, Path], Splits]:
     """How torchvision's class of that name gets the data."""
-    return partial(from_torchvision, kind, parts)
+    return partial(from_torchvision, kind, splits)
 
 
 FLOWER_PHOTOS = partial(
     from_archive,
     "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz",
 )
-IMAGENET_V2 = partial(
+_IMAGENET_V2 = partial(
     from_archive,
     "https://huggingface.co/datasets/vaishaal/ImageNetV2/resolve/main/"
     "imagenetv2-matched-frequency.tar.gz",
 )
 
-_ENTRIES = {
-    "digits": Entry("handwritten digits, 8 px", 10, 1_797, _digits, "scikit-learn"),
-    "mnist": Entry("handwritten digits, 28 px", 10, 70_000, tv("MNIST", FLAG)),
-    "fashion_mnist": Entry("clothes, 28 px", 10, 70_000, tv("FashionMNIST", FLAG)),
-    "kmnist": Entry("Japanese letters, 28 px", 10, 70_000, tv("KMNIST", FLAG)),
-    "svhn": Entry("house numbers, 32 px", 10, 99_289, tv("SVHN", TWO)),
-    "cifar10": Entry("objects, 32 px", 10, 60_000, tv("CIFAR10", FLAG)),
-    "cifar100": Entry("objects, 32 px", 100, 60_000, tv("CIFAR100", FLAG)),
-    "stl10": Entry("objects, 96 px", 10, 13_000, tv("STL10", TWO)),
-    "flower_photos": Entry("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", _every_fifth),
-    "flowers102": Entry("flowers (Oxford)", 102, 7_169, tv("Flowers102", TWO), parts=_without_val),
-    "pets": Entry("cats and dogs by breed (Oxford-IIIT)", 37, 7_349, tv("OxfordIIITPet", PETS)),
-    "food101": Entry("dishes", 101, 101_000, tv("Food101", TWO)),
-    "dtd": Entry("textures", 47, 5_640, tv("DTD", THREE)),
-    "eurosat": Entry("land use from space, 64 px", 10, 27_000, tv("EuroSAT", WHOLE)),
-    "caltech101": Entry("objects", 101, 8_677, tv("Caltech101", WHOLE)),
-    "sun397": Entry("scenes", 397, 108_754, tv("SUN397", WHOLE)),
-    "gtsrb": Entry("German traffic signs", 43, 39_270, tv("GTSRB", TWO)),
-    "country211": Entry("photographs by country", 211, 63_300, tv("Country211", VALID)),
-    "fgvc_aircraft": Entry("aircraft by variant", 100, 10_000, tv("FGVCAircraft", THREE)),
-    "stanford_cars": Entry("cars by model", 196, 16_185, tv("StanfordCars", TWO)),
-    "imagenette": Entry("ten classes of ImageNet", 10, 13_394, tv("Imagenette", VAL_IS_TEST)),
-    "imagenet": Entry("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", _imagenet),
-    "imagenet21k": Entry("all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"),
-    "imagenet_v2": Entry("new test images", 1_000, 10_000, IMAGENET_V2, "its authors", _all_test),
+_FLOWERS102 = tv("Flowers102", TWO)
+
+_ENTRIES: dict[str, tuple[Any, ...]] = {
+    "digits": ("handwritten digits, 8 px", 10, 1_797, _digits, "scikit-learn"),
+    "mnist": ("handwritten digits, 28 px", 10, 70_000, tv("MNIST", FLAG)),
+    "fashion_mnist": ("clothes, 28 px", 10, 70_000, tv("FashionMNIST", FLAG)),
+    "kmnist": ("Japanese letters, 28 px", 10, 70_000, tv("KMNIST", FLAG)),
+    "svhn": ("house numbers, 32 px", 10, 99_289, tv("SVHN", TWO)),
+    "cifar10": ("objects, 32 px", 10, 60_000, tv("CIFAR10", FLAG)),
+    "cifar100": ("objects, 32 px", 100, 60_000, tv("CIFAR100", FLAG)),
+    "stl10": ("objects, 96 px", 10, 13_000, tv("STL10", TWO)),
+    "flower_photos": ("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", _every_fifth),
+    "flowers102": ("flowers (Oxford)", 102, 7_169, _FLOWERS102, "torchvision", _without_val),
+    "pets": ("cats and dogs by breed (Oxford-IIIT)", 37, 7_349, tv("OxfordIIITPet", PETS)),
+    "food101": ("dishes", 101, 101_000, tv("Food101", TWO)),
+    "dtd": ("textures", 47, 5_640, tv("DTD", THREE)),
+    "eurosat": ("land use from space, 64 px", 10, 27_000, tv("EuroSAT", WHOLE)),
+    "caltech101": ("objects", 101, 8_677, tv("Caltech101", WHOLE)),
+    "sun397": ("scenes", 397, 108_754, tv("SUN397", WHOLE)),
+    "gtsrb": ("German traffic signs", 43, 39_270, tv("GTSRB", TWO)),
+    "country211": ("photographs by country", 211, 63_300, tv("Country211", VALID)),
+    "fgvc_aircraft": ("aircraft by variant", 100, 10_000, tv("FGVCAircraft", THREE)),
+    "stanford_cars": ("cars by model", 196, 16_185, tv("StanfordCars", TWO)),
+    "imagenette": ("ten classes of ImageNet", 10, 13_394, tv("Imagenette", VAL_IS_TEST)),
+    "imagenet": ("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", _imagenet),
+    "imagenet21k": ("all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"),
+    "imagenet_v2": ("new test images", 1_000, 10_000, _IMAGENET_V2, "its authors", _all_test),
 }
+"""The fields of `CatalogEntry` by name."""
 
 
-class _Catalog(Mapping[str, Entry]):
-    """Data sets by name. Those of VTAB have a package of their own, which may be absent: it is
-    looked for when somebody first asks for a name."""
-
-    @cached_property
-    def entries(self) -> dict[str, Entry]:
-        try:
-            return _ENTRIES | import_module("vitrail.vtab.tasks").entries()
-        except ModuleNotFoundError as error:
-            if error.name not in ("vitrail.vtab", "vitrail.vtab.tasks"):
-                raise
-            return _ENTRIES
-
-    def __getitem__(self, name: str) -> Entry:
-        return self.entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-
-CATALOG = _Catalog()
+@cached
+def known_datasets() -> dict[str, CatalogEntry]:
+    """The catalog, with the tasks of VTAB if that package is installed."""
+    entries = {name: CatalogEntry(*fields) for name, fields in _ENTRIES.items()}
+    try:
+        return entries | import_module("vitrail.vtab.tasks").entries()
+    except ModuleNotFoundError as error:
+        if error.name not in ("vitrail.vtab", "vitrail.vtab.tasks"):
+            raise
+        return entries
 
 
 def data_folder() -> Path:
-    """Where data sets lie: `$VITRAIL_DATA`, else a folder in the cache."""
+    """Where datasets are stored: `$VITRAIL_DATA`, else a folder in the cache."""
     folder = os.environ.get("VITRAIL_DATA")
     return Path(folder).expanduser() if folder else cache_folder() / "data"
 
 
-def open_named(name: str) -> Data:
-    """A data set of the catalog, with the parts that everyone compares on."""
-    entry, folder = CATALOG[name], data_folder()
+def open_named(name: str) -> Splits:
+    """A dataset of the catalog, with the splits that everyone compares on."""
+    entry, folder = known_datasets()[name], data_folder()
     data = entry.lists(name, folder) if entry.lists is not None else None
     if data is None:
         data = here(folder / name, entry)
     if data is None:
         if entry.fetch is None:
             raise FailureError(
-                f"{name} cannot be fetched for you; let VITRAIL_DATA name the folder that has "
-                f"{name}/, with class folders, train/ and val/ above them, or tar files in it"
+                f"{name} cannot be downloaded; set VITRAIL_DATA to the folder that has {name}/, "
+                "which holds class folders, train/ and val/ with class folders, or tar files"
             )
         try:
             data = entry.fetch(name, folder)
@@ -334,22 +330,21 @@ def open_named(name: str) -> Data:
             if not (folders := _classes_in(folder / name)):
                 raise
             raise type(error)(
-                f"{error}; {folder / name} holds {folders} folders, not those of its "
-                f"{entry.classes} classes"
+                f"{error}; {folder / name} has {folders} folders, expected {entry.classes} classes"
             ) from None
     return replace(entry.parts(data), name=name)
 
 
 def _classes_in(folder: Path) -> int:
-    """How many class folders lie in a folder, or in its first part."""
+    """The number of class folders in a folder, or in its first split."""
     if not folder.is_dir():
         return 0
     return len(sub_folders(folder / next(iter(parts_of(folder).values()), "")))
 
 
-def here(folder: Path, entry: Entry) -> Data | None:
-    """The data in its own folder. torchvision also has folders of these names: what it unpacked
-    there is known by the number of classes."""
+def here(folder: Path, entry: CatalogEntry) -> Splits | None:
+    """The data in its own folder. torchvision unpacks into folders of these names as well: they
+    are recognized by the number of classes."""
     if not folder.is_dir():
         return None
     if is_store(folder):

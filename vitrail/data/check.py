@@ -1,18 +1,27 @@
-"""What a data set holds, and what is wrong with it: counts, sizes, broken images, warnings, and
-contact sheets to look at."""
+"""`vitrail data`: counts, sizes, broken images and warnings of a dataset, and contact sheets of it.
 
-from collections.abc import Sequence
+Finding duplicates and their report are packages that an installation may lack.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from vitrail.console import echo, print_table
-from vitrail.data.dataset import Broken, Data, Source
-from vitrail.data.reading import Progress, read_all
+from vitrail.config import build_config, changed_settings, parse_setting, set_value, with_settings
+from vitrail.console import Advance, count_progress, echo, print_table
+from vitrail.data.dataset import Broken, Source, Splits
+from vitrail.data.loader import read_all
+from vitrail.data.opening import open_original, open_parts
+from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
+from vitrail.files import atomic_write, write_text
 
 _FEW = 10
 """Images that a class needs for a model to learn it at all."""
@@ -20,17 +29,116 @@ _UNEVEN = 10.0
 """Between the largest and the smallest class."""
 _SMALL = 32
 """Pixels of the shorter side."""
-_ABSENT = {
-    "train": "nothing to learn from",
-    "val": "nothing to choose settings on",
-    "test": "nothing to measure the final model on",
+_PURPOSES = {
+    "train": "train on",
+    "val": "choose settings on",
+    "test": "measure the final model on",
 }
 _BAR = 24
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What `vitrail data` does besides counting."""
+
+    check: bool = False
+    """Decode every image."""
+    duplicates: bool = False
+    against: tuple[str, ...] = ()
+    """Other datasets to look for duplicates in."""
+    mirrored: bool = False
+    """Mirror images are duplicates, too."""
+    report: str = ""
+    """Where to write a page about the duplicates."""
+    filtered: str = ""
+    """Where to list the training images that have no duplicate in val, test or `against`."""
+    sheet: bool = False
+    pack: str = ""
+    """Where to write a store; training images with a duplicate in `against` are left out."""
+    split: bool = False
+    workers: int = 0
+
+
+def inspect_dataset(
+    what: str | Path, options: CheckOptions, settings: Mapping[str, Any] | Sequence[str] = ()
+) -> dict[str, Any]:
+    """What `vitrail data` reports and writes: one entry for each thing requested."""
+    searching = bool(options.duplicates or options.against)
+    if (options.report or options.filtered or options.mirrored) and not searching:
+        raise VitrailError(
+            "--report, --filtered and --mirrored need --duplicates or --against DATA"
+        )
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
+    values: dict[str, Any] = {}
+    for name, value in [("data.source", str(what)), *pairs]:
+        set_value(values, name, value)
+    config = build_config(values)
+    original = open_original(what, unlabeled=not config.train.uses_labels)
+    data = whole = open_parts(config, changed_settings(config), original)
+    if options.pack:
+        # A store is split when it is opened, as the data itself would be.
+        undivided = with_settings(config, data__val=0.0, data__test=0.0)
+        whole = open_parts(undivided, original=original)
+    result: dict[str, Any] = {}
+    with count_progress(f"reading {data.name}") as advance:
+        result["check"] = (
+            check(data, workers=options.workers, progress=advance)
+            if options.check
+            else describe(data)
+        )
+        if searching:
+            duplicates = _leaf("duplicates.find", "finding duplicates")
+            result["duplicates"] = duplicates.find(
+                whole,
+                against=[open_original(other) for other in options.against],
+                inside=options.duplicates,
+                options=duplicates.MatchOptions(mirrored=options.mirrored),
+                workers=options.workers,
+                progress=advance,
+            )
+    result |= _written(whole, options, result.get("duplicates"))
+    if options.sheet:
+        target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
+        image = sheet(data.part("train"))
+        atomic_write(target, lambda part: image.save(part, format="JPEG", quality=88))
+        result["sheet"] = str(target)
+    if options.split:
+        result["split"] = {name: list(part.names) for name, part in data.parts.items()}
+    return result
+
+
+def _leaf(module: str, purpose: str) -> Any:
+    package = f"vitrail.{module.partition('.')[0]}"
+    if find_spec(package) is None:
+        raise VitrailError(f"{purpose} needs the package {package}, which is not installed")
+    return import_module(f"vitrail.{module}")
+
+
+def _written(data: Splits, options: CheckOptions, duplicates: Any) -> dict[str, Any]:
+    """Writes the page, the list and the store; returns where, and what was left out."""
+    result: dict[str, Any] = {}
+    removed: dict[str, str] = {}
+    if options.report:
+        page = _leaf("reporting.duplicates", "--report")
+        result["report"] = str(page.write(duplicates, Path(options.report)))
+    if options.filtered or options.against:
+        train, removed = duplicates.without_leaks(data)
+        result["kept"], result["removed"] = len(train.targets), len(removed)
+        if options.filtered:
+            write_text(Path(options.filtered), "".join(f"{name}\n" for name in train.names))
+            result["filtered"] = options.filtered
+        if options.against:
+            data = replace(data, train=train)
+    if options.pack:
+        with count_progress(f"packing {data.name}") as advance:
+            broken = pack_data(data, Path(options.pack), progress=advance)
+        result["pack"] = [*broken, *(removed.items() if options.against else ())]
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitStats:
-    """One part of a data set; what only decoding shows is empty until every image is read."""
+    """One split of a dataset; what only decoding shows is empty until every image is read."""
 
     name: str
     counts: dict[str, int]
@@ -39,9 +147,7 @@ class SplitStats:
     """Width and height of each readable image."""
     broken: tuple[Broken, ...] = ()
     small: tuple[str, ...] = ()
-    """Images with fewer than SMALL pixels on a side."""
     blank: tuple[str, ...] = ()
-    """Images of a single color."""
 
     @property
     def total(self) -> int:
@@ -61,7 +167,6 @@ class SplitStats:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values; what only decoding shows is left out where nothing was read."""
         counts = {"n": self.total, "classes": self.counts}
         if self.sizes is None:
             return counts
@@ -75,7 +180,7 @@ class SplitStats:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A data set, described."""
+    """What is known about a dataset, for the terminal and as JSON."""
 
     name: str
     labels: tuple[str, ...]
@@ -88,7 +193,6 @@ class Inspection:
         return max(counts, default=1) / min(counts, default=1)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
         return {
             "name": self.name,
             "labels": list(self.labels),
@@ -98,29 +202,32 @@ class Inspection:
         }
 
     def warnings(self) -> list[str]:
-        """What to mend, or to keep in mind."""
-        there = {part.name for part in self.parts}
-        lines = [f"no {name} part: {why}" for name, why in _ABSENT.items() if name not in there]
+        present = {part.name for part in self.parts}
+        lines = [
+            f"no {name} split: nothing to {purpose}"
+            for name, purpose in _PURPOSES.items()
+            if name not in present
+        ]
         lines += absent_classes(self.parts)
         first = self.parts[0]  # the split whose balance matters
         few = [f"{label} ({n})" for label, n in first.counts.items() if 0 < n < _FEW]
         if few:
-            lines.append(f"fewer than {_FEW} images in {first.name} of {_some(few)}")
+            lines.append(f"{first.name} has fewer than {_FEW} images of {_some(few)}")
         if self.imbalance > _UNEVEN:
             lines.append(
                 f"the largest class has {self.imbalance:.0f} times as many images as the "
-                "smallest; class weights or balanced sampling help"
+                "smallest; consider class weights or balanced sampling"
             )
         decoded = {
-            "broken": "images that cannot be read, which training skips",
-            "small": f"images with fewer than {_SMALL} pixels on a side",
+            "broken": "images that cannot be decoded, which training skips",
+            "small": f"images smaller than {_SMALL} pixels on a side",
             "blank": "images of a single color",
         }
         counts = {x: sum(len(getattr(part, x)) for part in self.parts) for x in decoded}
         return lines + [f"{decoded[x]}: {count:,}" for x, count in counts.items() if count]
 
     def rows(self, most: int = 30) -> tuple[list[str], list[list[str]]]:
-        """A table of the classes; of the largest and the smallest ones where there are many."""
+        """A table of the classes; if there are many, of the largest and the smallest."""
         names = [part.name for part in self.parts]
         totals = {
             label: sum(part.counts.get(label, 0) for part in self.parts) for label in self.labels
@@ -140,7 +247,6 @@ class Inspection:
         return ["class", *names, ""], shown
 
     def lines(self, most: int = 10) -> list[str]:
-        """Sizes, broken images by name, and warnings."""
         lines = []
         for part in self.parts:
             if spread := part.spread():
@@ -158,8 +264,8 @@ class Inspection:
         return lines + [f"warning  {warning}" for warning in self.warnings()]
 
 
-def describe(data: Data) -> Inspection:
-    """Classes and counts, at once: nothing is decoded."""
+def describe(data: Splits) -> Inspection:
+    """Classes and counts, without decoding anything."""
     parts = []
     for name, source in data.parts.items():
         counts = np.bincount(source.targets, minlength=len(source.labels)).tolist()
@@ -168,15 +274,15 @@ def describe(data: Data) -> Inspection:
     return Inspection(data.name, data.labels, tuple(parts))
 
 
-def check(data: Data, *, workers: int = 0, progress: Progress = None) -> Inspection:
-    """The same after reading every image of every part."""
+def check(data: Splits, *, workers: int = 0, progress: Advance | None = None) -> Inspection:
+    """The same after decoding every image."""
     described = describe(data)
     parts = [_read_part(part, data.part(part.name), workers, progress) for part in described.parts]
     return replace(described, parts=tuple(parts))
 
 
 def absent_classes(parts: Sequence[SplitStats]) -> list[str]:
-    """A line for each part that lacks classes."""
+    """A warning for each split that lacks classes."""
     return [
         f"{part.name} has no images of {_some(labels)}; add some, or try data.split=stratified"
         for part in parts
@@ -184,15 +290,16 @@ def absent_classes(parts: Sequence[SplitStats]) -> list[str]:
     ]
 
 
-def _read_part(part: SplitStats, source: Source, workers: int, progress: Progress) -> SplitStats:
-    """A part with what decoding shows."""
+def _read_part(
+    part: SplitStats, source: Source, workers: int, progress: Advance | None
+) -> SplitStats:
     sizes, broken = np.zeros((len(source.targets), 2), dtype=np.int32), {}
     blank = np.zeros(len(source.targets), dtype=bool)
-    for index, seen in read_all(source, _measure, workers=workers, progress=progress):
-        if isinstance(seen, Broken):
-            broken[index] = seen
+    for index, result in read_all(source, _measure, workers=workers, progress=progress):
+        if isinstance(result, Broken):
+            broken[index] = result
         else:
-            *sizes[index], blank[index] = seen
+            *sizes[index], blank[index] = result
     readable = sizes[:, 0] > 0
     small = readable & (sizes.min(1) < _SMALL)
     names = source.names
@@ -206,12 +313,31 @@ def _read_part(part: SplitStats, source: Source, workers: int, progress: Progres
 
 
 def _measure(image: Image.Image) -> tuple[int, int, bool]:
-    """Width, height, and whether it shows nothing at all."""
+    """Width, height, and whether it has a single color."""
     return image.width, image.height, image.getcolors(1) is not None
 
 
+def show_result(result: dict[str, Any], table: bool) -> None:
+    """Prints what `inspect_dataset` returns; the `table` of classes only if requested."""
+    for part, names in result.get("split", {}).items():
+        echo("\n".join(f"{part}\t{name}" for name in names))
+    if table:
+        show(result["check"])
+    if "duplicates" in result:
+        echo("\n".join(result["duplicates"].lines()))
+    if "kept" in result:
+        echo(
+            f"kept   {result['kept']:,} of train, {result['removed']:,} have a duplicate elsewhere"
+        )
+    for name, reason in result.get("pack", ()):
+        echo(f"left out  {name}: {reason}")
+    for what in ("report", "filtered", "sheet"):
+        if what in result:
+            echo(f"{what}  {result[what]}")
+
+
 def show(inspection: Inspection) -> None:
-    """All of it on the terminal."""
+    """Prints counts, classes, sizes and warnings."""
     counts = " · ".join(f"{part.total:,} {part.name}" for part in inspection.parts)
     echo(f"{inspection.name}  {counts} · {len(inspection.labels):,} classes\n")
     print_table(*inspection.rows())
@@ -225,7 +351,7 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-# Contact sheets: many images at a glance.
+# Contact sheets.
 
 _PAPER, _INK, _FRAME = (255, 255, 255), (68, 68, 68), (236, 236, 236)
 
@@ -233,10 +359,10 @@ _PAPER, _INK, _FRAME = (255, 255, 255), (68, 68, 68), (236, 236, 236)
 def sheet(
     source: Source, *, columns: int = 8, rows: int = 8, side: int = 128, seed: int = 0
 ) -> Image.Image:
-    """Images drawn evenly from the classes, class by class, with the names of their classes."""
+    """A contact sheet: images drawn evenly from the classes, in class order, with captions."""
     chosen = drawn(source, columns * rows, seed)
     if not chosen:
-        raise VitrailError("there are no images to put on a sheet")
+        raise VitrailError("there are no images for a contact sheet")
     tiles, captions = [], []
     for index in chosen:
         try:
@@ -248,7 +374,7 @@ def sheet(
 
 
 def drawn(source: Source, count: int, seed: int) -> list[int]:
-    """So many images, as equally many of each class as there are, in the order of the classes."""
+    """Indices of images drawn as evenly from the classes as possible, in class order."""
     generator = np.random.default_rng(seed)
     targets = source.targets
     shuffled = generator.permutation(len(targets))
@@ -263,7 +389,7 @@ def drawn(source: Source, count: int, seed: int) -> list[int]:
 def grid(
     images: Sequence[Image.Image], *, columns: int, side: int, captions: Sequence[str] | None = None
 ) -> Image.Image:
-    """Images in rows, each whole inside a square, with a line of text below."""
+    """Images in rows, each padded to a square, with an optional caption below."""
     if captions is not None and len(captions) != len(images):
         raise VitrailError(f"{len(images)} images, but {len(captions)} captions")
     columns = max(1, min(columns, len(images)))
@@ -285,14 +411,14 @@ def grid(
 
 
 def _tile(image: Image.Image, side: int) -> Image.Image:
-    """An image as large as fits into a square; tiny ones keep their pixels sharp."""
+    """An image padded to a square; tiny ones keep their pixels sharp."""
     enlarged = side >= 4 * max(image.size)
     method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
     return ImageOps.pad(image.convert("RGB"), (side, side), method, color=_FRAME)
 
 
 def _broken_tile(name: str, side: int) -> Image.Image:
-    """What stands for an image that cannot be read: its name on gray."""
+    """A gray tile with the name of an image that cannot be decoded."""
     paper = Image.new("RGB", (side, side), (200, 200, 200))
     pen, font = ImageDraw.Draw(paper), letters(max(8, side // 12))
     for line, word in enumerate(("broken", name.rpartition("/")[2])):
@@ -302,14 +428,14 @@ def _broken_tile(name: str, side: int) -> Image.Image:
 
 
 def letters(size: int) -> ImageFont.FreeTypeFont:
-    """The font of matplotlib: that of Pillow has not even an ö."""
+    """DejaVu Sans from matplotlib: Pillow's own font lacks even ö."""
     from matplotlib import get_data_path
 
     return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
 
 
 def shortened(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """As much of a line as fits, on one line."""
+    """The text on one line, cut to the width."""
     text = " ".join(text.split())
     if font.getlength(text) <= width:
         return text

@@ -1,5 +1,7 @@
-"""Images by content: eight bytes that tell them apart, whatever they are called and wherever they
-are stored. Training saves those of its images, so that evaluation can leave them out."""
+"""Content hashes: eight bytes that identify an image, whatever its name and wherever it is stored.
+
+Training saves those of its images, so that evaluation can leave them out.
+"""
 
 import hashlib
 import stat
@@ -12,27 +14,25 @@ from jaxtyping import UInt64
 
 from vitrail.console import Advance
 from vitrail.data.dataset import Joined, Source, unwrap
-from vitrail.data.decode import refuse_large
+from vitrail.data.decode import in_threads, refuse_large
 from vitrail.data.folder import FolderSource
-from vitrail.data.reading import in_threads, write_cached
 from vitrail.data.shards import ShardSource
 from vitrail.data.tars import is_url
 from vitrail.errors import VitrailError
-from vitrail.files import cache_folder
+from vitrail.files import cache_folder, write_cached
 
 UNKNOWN = 0
-"""Stands for an image whose content is not known: it lies in a shard of the web, in a store of an
-earlier version, or cannot be read."""
+"""The hash of an image on the web, in a store of an earlier version, or that cannot be read."""
 _CHUNK = 1024
 
 _Hashes = UInt64[np.ndarray, " n"]
 
 
 def content_hashes(source: Source, progress: Advance | None = None) -> _Hashes:
-    """A hash of each image as it is stored: of its file, or of its pixels where it has none.
+    """A hash of each image's file, or of its pixels if it has none.
 
-    A copy of a file has the same hash, in another folder, under another name, in a tar file or a
-    store; a file that was compressed anew has another one.
+    A copy of a file has the same hash in another folder, under another name, in a tar file or a
+    store; a file that was compressed again has another one.
     """
     if isinstance(source, Joined):
         both = (content_hashes(part, progress) for part in (source.first, source.second))
@@ -43,14 +43,14 @@ def content_hashes(source: Source, progress: Advance | None = None) -> _Hashes:
     if isinstance(base, FolderSource):
         return _of_files([base.root / base.files[index] for index in indices.tolist()], progress)
     if not isinstance(base, ShardSource):
-        return hash_each(lambda number: _pixels(source, number), len(indices), progress)
-    if any(is_url(shard.address) for shard in base.shards):  # would all have to be fetched first
+        return hash_each(lambda i: _pixels(source, i), len(indices), progress)
+    if any(is_url(shard.address) for shard in base.shards):  # would have to be downloaded first
         return np.full(len(indices), UNKNOWN, dtype=np.uint64)
-    return hash_each(lambda number: base.content(int(indices[number])), len(indices), progress)
+    return hash_each(lambda i: base.content(int(indices[i])), len(indices), progress)
 
 
 def _of_files(paths: Sequence[Path], progress: Advance | None) -> _Hashes:
-    """Of files; those that are as they were when they were last hashed are not read again."""
+    """The hashes of files, from the cache if no file has changed since."""
     states = [_state_of(path) for path in paths]
     key = hashlib.blake2b(repr(states).encode(), digest_size=16).hexdigest()
     cached = cache_folder() / "hashes" / f"{key}.npy"
@@ -79,24 +79,22 @@ def _state_of(path: Path) -> tuple[int, ...]:
         return ()
     if not stat.S_ISREG(status.st_mode):
         return ()
-    # The number and the time of the last change of the inode, for two files that trade places.
+    # Inode number and change time detect two files that were swapped.
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _pixels(source: Source, index: int) -> bytes:
-    """The content of an image that has no file of its own."""
     image = source.image(index)
     return repr(image.size).encode() + image.tobytes()
 
 
 def hash_each(content: Callable[[int], bytes], count: int, progress: Advance | None) -> _Hashes:
-    """The hash of each content."""
 
     def digest(number: int) -> int:
         try:
             data = content(number)
         except (OSError, VitrailError):
-            return UNKNOWN  # named where it is decoded
+            return UNKNOWN  # reported when it is decoded
         return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") or 1
 
     hashes = np.full(count, UNKNOWN, dtype=np.uint64)

@@ -1,9 +1,9 @@
-"""Labeled images, whatever they are stored in, and how they are split into train, val and test.
+"""Labeled images, however they are stored, and how they are split into train, val and test.
 
 Splits depend on names alone, so they are the same everywhere. A name is hashed to a number from 0
-to 1. The first stretch of that range is test, the next is val, the rest is train: an image stays
-in its split when others are added or removed, and test does not depend on the size of val. A class
-may be so small that none of its images falls into a stretch; then its nearest one is taken.
+to 1; the first part of that range is test, the next is val, the rest is train. So an image stays in
+its split when others are added or removed, and test does not depend on the size of val. If a class
+is so small that test or val would have none of its images, it gets the nearest one.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ from PIL import Image
 
 from vitrail.errors import FailureError, VitrailError
 
-How = Literal["hash", "stratified", "hash alone"]
-"""`hash alone` is how earlier versions split, which could leave a small class out of a split."""
+SplitMethod = Literal["hash", "stratified", "hash alone"]
+"""`hash alone` is how earlier versions split: a small class could be missing from a split."""
 _At = Float[np.ndarray, " n"]
-"""Where between 0 and 1 the names of images fall."""
+"""The hashes of names, from 0 to 1."""
 _HeldOut = dict[str, Bool[np.ndarray, " n"]]
 """Which images go to val and to test."""
 
@@ -37,11 +37,11 @@ class Broken(NamedTuple):
 
 @runtime_checkable
 class Source(Protocol):
-    """Labeled images by number. Sources travel to worker processes, so they can be pickled."""
+    """A map-style dataset of labeled images, which can be pickled for worker processes."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the classes."""
+        """The names of the classes."""
         ...
 
     @property
@@ -56,18 +56,18 @@ class Source(Protocol):
 
     @property
     def blocks(self) -> Int[np.ndarray, " n"]:
-        """Where each image is stored, such as the number of its shard: an order that stays within
-        a few blocks reads fast. All zero where any order is as good."""
+        """Where each image is stored, such as the number of its shard: reading few blocks at a time
+        is fast. All zero if the order does not matter."""
         ...
 
     def image(self, index: int) -> Image.Image:
-        """The decoded image, upright, 8 bits, RGB; a `VitrailError` says why there is none."""
+        """The decoded image, upright 8-bit RGB; a `VitrailError` says why it cannot be decoded."""
         ...
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """Base of the sources that hold their index in memory, in blocks only where they say so."""
+class IndexedSource:
+    """Base of the sources that have their index in memory."""
 
     labels: tuple[str, ...]
     targets: Int[np.ndarray, " n"]
@@ -79,11 +79,11 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class ArraySource(Dataset):
-    """Images in memory: small sets such as digits."""
+class ArraySource(IndexedSource):
+    """Images in memory, for small datasets."""
 
     pixels: np.ndarray
-    """(n, rows, columns) or (n, rows, columns, 3), 8 bits."""
+    """(n, rows, columns) or (n, rows, columns, 3), uint8."""
 
     def image(self, index: int) -> Image.Image:
         return Image.fromarray(self.pixels[index]).convert("RGB")
@@ -119,7 +119,7 @@ class Subset:
 
 @dataclass(frozen=True)
 class Joined:
-    """Two splits of a data set as one."""
+    """Two splits of a dataset as one."""
 
     first: Source
     second: Source
@@ -152,7 +152,7 @@ class Renamed:
     source: Source
     labels: tuple[str, ...]
     numbers: tuple[int, ...] = ()
-    """The new number of each old class; empty where they stay."""
+    """The new number of each old class; empty if unchanged."""
 
     @cached_property
     def targets(self) -> Int[np.ndarray, " n"]:
@@ -172,8 +172,8 @@ class Renamed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
-    """A data set in its three splits; one that does not exist is None.
+class Splits:
+    """A dataset in its splits; one that does not exist is None.
 
     Train on `train`, choose settings on `val`, and use `test` once, at the very end.
     """
@@ -186,8 +186,8 @@ class Data:
     @property
     def parts(self) -> dict[str, Source]:
         """The splits that exist, by name."""
-        every = {"train": self.train, "val": self.val, "test": self.test}
-        return {name: part for name, part in every.items() if part is not None}
+        splits = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: source for name, source in splits.items() if source is not None}
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -197,11 +197,11 @@ class Data:
         """One split by its name."""
         if (part := self.parts.get(split)) is not None:
             return part
-        raise VitrailError(f"{self.name} has no {split} part; it has {', '.join(self.parts)}")
+        raise VitrailError(f"{self.name} has no {split} split; it has {', '.join(self.parts)}")
 
 
 def unwrap(source: Source) -> tuple[Source, Int[np.ndarray, " n"]]:
-    """The source below all subsets and renamings, and the numbers that the images have there."""
+    """The source below all subsets and renamings, and the indices of the images there."""
     indices = np.arange(len(source.targets))
     while isinstance(source, (Subset, Renamed)):
         indices = source.indices[indices] if isinstance(source, Subset) else indices
@@ -212,7 +212,7 @@ def unwrap(source: Source) -> tuple[Source, Int[np.ndarray, " n"]]:
 def image_or_reason(source: Source, index: int) -> Image.Image | str:
     """The image, or why it cannot be decoded.
 
-    A failing network or disk is raised instead: that says nothing about the image.
+    A failing network or disk is raised instead: it says nothing about the image.
     """
     try:
         return source.image(index)
@@ -225,17 +225,16 @@ def image_or_reason(source: Source, index: int) -> Image.Image | str:
 # Names.
 
 
-def stable(name: str) -> str:
-    """A file's name as it is the same on every system: some decompose accents, and some allow
-    bytes that are not text."""
+def stable_name(name: str) -> str:
+    """A file's name, the same on every system: some decompose accents, some allow invalid UTF-8."""
     if name.isascii():
         return name
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return unicodedata.normalize("NFC", text)
 
 
-def ordered(labels: Iterable[str]) -> tuple[str, ...]:
-    """Classes sorted by number where all are numbers, else by name."""
+def sort_classes(labels: Iterable[str]) -> tuple[str, ...]:
+    """Classes sorted by number if all are numbers, else by name."""
     unique = set(labels)
     if all(re.fullmatch("[0-9]+", label) for label in unique):
         return tuple(sorted(unique, key=lambda label: (int(label), label)))
@@ -247,27 +246,25 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in names[:5]) + (", …" if len(names) > 5 else "")
 
 
-def joined(strings: Iterable[str]) -> UInt8[np.ndarray, " bytes"]:
-    """Many strings as one array, so that a NumPy file can hold them without pickle: each with a
-    zero byte behind it, which no file name can contain."""
+def pack_strings(strings: Iterable[str]) -> UInt8[np.ndarray, " bytes"]:
+    """Strings as one array that NumPy saves without pickle, each ending with a zero byte."""
     text = "".join(f"{string}\0" for string in strings)
     return np.frombuffer(text.encode("utf-8", "surrogateescape"), dtype=np.uint8)
 
 
-def separate(array: UInt8[np.ndarray, " bytes"]) -> list[str]:
-    """The inverse of `joined`."""
+def unpack_strings(array: UInt8[np.ndarray, " bytes"]) -> list[str]:
     return array.tobytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
 
 
 # Splits.
 
 
-def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
-    """The data with val and test; a split that it does not come with is taken out of train."""
+def hold_out(data: Splits, *, val: float, test: float, how: SplitMethod) -> Splits:
+    """The data with val and test; a split it does not come with is taken out of train."""
     if not (0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise VitrailError(
             f"data.val={val:g} and data.test={test:g} leave nothing to train on; "
-            "choose fractions of train that sum to less than 1"
+            "choose fractions that sum to less than 1"
         )
     if how not in _WAYS:
         raise VitrailError(f"data.split={how}: expected hash or stratified")
@@ -278,7 +275,7 @@ def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
     }
     if train is None or not any(fractions.values()):
         return data
-    # Data that comes with one of them may have been split by these very numbers: use others then.
+    # Data that comes with one of them may have been split by these very hashes: use others then.
     salt = "" if data.val is None and data.test is None else "rest/"
     at = positions(f"{salt}{name}" for name in train.names)
     held_out = _WAYS[how](at, train.targets, fractions["test"], fractions["val"])
@@ -291,7 +288,7 @@ def hold_out(data: Data, *, val: float, test: float, how: How) -> Data:
     return replace(data, **parts)
 
 
-def _too_few(name: str, source: Source, part: str, how: How) -> VitrailError:
+def _too_few(name: str, source: Source, part: str, how: SplitMethod) -> VitrailError:
     ways = ["more images of a class (three are enough for train, val and test)"]
     if how == "stratified":
         ways = ["data.split=hash", "more images", f"a larger data.{part}"]
@@ -303,29 +300,28 @@ def _too_few(name: str, source: Source, part: str, how: How) -> VitrailError:
 
 
 def _by_hash(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
-    """Each image by itself, about `test` and `val` of each class; but a class that would have none
-    in test gives the nearest, then in val, and always keeps one to train on."""
+    """About the fractions `test` and `val` of each class, at least one image of each in test, then
+    in val, and at least one left in train."""
     counts = np.bincount(targets)
     ends = (test, test + val)
     tests, both = (np.bincount(targets[at < end], minlength=len(counts)) for end in ends)
-    # One is left for val whatever `val` is, on which test must not depend.
+    # One is left for val even if `val` is 0: test must not depend on it.
     tests = np.clip(tests, int(test > 0), np.maximum(counts - 2, 1))
     return _lowest(at, targets, tests, np.maximum(both, tests + 1) if val else tests)
 
 
 def _by_hash_alone(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
-    """Each image by itself, whatever that leaves of a class."""
     return {"test": at < test, "val": (at >= test) & (at < test + val)}
 
 
-def exactly(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
-    """Within each class the nearest whole numbers, and at least one image left to train on."""
+def stratified(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+    """Exactly the fractions of each class, rounded, with at least one image left in train."""
     counts = np.bincount(targets)
     tests = np.round(counts * test).astype(int)
     return _lowest(at, targets, tests, tests + np.round(counts * val).astype(int))
 
 
-_WAYS = {"hash": _by_hash, "stratified": exactly, "hash alone": _by_hash_alone}
+_WAYS = {"hash": _by_hash, "stratified": stratified, "hash alone": _by_hash_alone}
 
 
 def _lowest(
@@ -334,7 +330,7 @@ def _lowest(
     tests: Int[np.ndarray, " classes"],
     both: Int[np.ndarray, " classes"],
 ) -> _HeldOut:
-    """Of each class the lowest, up to a number, are test, then up to another val; never all."""
+    """Of each class, the lowest `tests` hashes are test, those up to `both` val; never all."""
     counts = np.bincount(targets)
     order = np.lexsort((at, targets))
     rank = np.empty_like(order)
@@ -345,7 +341,7 @@ def _lowest(
 
 
 def random_subset(source: Source, size: int, seed: int) -> Subset:
-    """So many images, drawn by the seed; a smaller draw is part of every larger one."""
+    """`size` images, drawn by the seed; a smaller subset is part of every larger one."""
     total = len(source.targets)
     if not 0 < size <= total:
         raise VitrailError(
@@ -356,7 +352,7 @@ def random_subset(source: Source, size: int, seed: int) -> Subset:
 
 
 def positions(names: Iterable[str]) -> _At:
-    """Where each name falls: the first eight bytes of its SHA-256."""
+    """The hash of each name, from 0 to 1: the first eight bytes of its SHA-256."""
     digests = b"".join(
         hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8] for name in names
     )

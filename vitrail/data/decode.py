@@ -1,20 +1,25 @@
-"""Files and bytes to upright RGB images, within bounds of memory and time."""
+"""Decodes files and bytes to upright RGB images, within limits of memory and time."""
 
+import os
 import re
 import stat
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from vitrail.errors import VitrailError, one_line
+
+T = TypeVar("T")
 
 _UNREADABLE = (
     OSError,
@@ -29,32 +34,31 @@ _UNREADABLE = (
     zlib.error,
     Image.DecompressionBombError,
 )
-"""What Pillow's decoders raise, one or another, at bytes that are not what they should be."""
+"""What Pillow's decoders raise on damaged files."""
 
 _FORMATS = ("JPEG", "MPO", "PNG", "GIF", "BMP", "DIB", "WEBP", "AVIF", "TIFF", "PPM", "JPEG2000")
-"""The only decoders that ever see an image, whatever its file is called. Some of Pillow's others
-run programs: Ghostscript for what begins like EPS."""
+"""The only decoders that are used, whatever the file's suffix. Some of Pillow's others run
+programs: Ghostscript for EPS."""
 
 MEGAPIXELS = {"WEBP": 64, "AVIF": 64, "JPEG2000": 64}
 MOST_MEGAPIXELS = 128
-"""Millions of pixels that are decoded: each costs 16 to 20 bytes in these formats, 8 to 12 in
-others, and one image is to stay near a gigabyte. Pillow itself refuses above 178."""
+"""The most megapixels that are decoded: a pixel takes 16 to 20 bytes in these formats, 8 to 12 in
+others, and one image should not take much more than a gigabyte. Pillow refuses above 178."""
 _HALVED_MEGAPIXELS = 64
-"""A JPEG above that is decoded at half its width and height, which costs a quarter."""
+"""A larger JPEG is decoded at half its width and height, which takes a quarter."""
 _MOST_BYTES = 1 << 30
-"""Of a file: 178 million pixels of 16 bits, uncompressed. A sparse file claims more at no cost."""
+"""Of a file: 178 million pixels of 16 bits, uncompressed."""
 _MOST_SCANS = 64
-"""Of a JPEG image: each takes the time of all its pixels, and a few bytes. Encoders write about 10
-where the image is progressive, and 1 otherwise."""
+"""Of a JPEG image: a few bytes of a scan can take as long as all its pixels. Progressive images
+have about 10, others 1."""
 _MOST_SEGMENTS = 10_000
-"""Of a JPEG file. Those with color profiles and previews have a few hundred."""
+"""Of a JPEG file. With color profiles and previews, it has a few hundred."""
 _JPEG = b"\xff\xd8"
-"""What such a file begins with."""
 _JPEG_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
-"""Where one begins, or the image ends (D9): not 00, which keeps 0xFF in compressed data apart from
-markers, nor markers without a length."""
+"""The start of a segment, or the end of the image (D9): not 00, which escapes 0xFF in compressed
+data, nor markers without a length."""
 STRIP = 1 << 22
-"""Pixels that are put on white at a time."""
+"""Pixels that are composited on white at a time."""
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -65,24 +69,24 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What undoes each orientation that a camera can note."""
+"""The inverse of each EXIF orientation."""
 
 
 def open_image(path: Path) -> Image.Image:
-    """The image in a file, `upright`; or one line that says why there is none."""
+    """The image in a file, `upright`; a `VitrailError` says why it cannot be decoded."""
     with readable(str(path)):
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            # A pipe would be waited for, perhaps forever.
+            # Opening a pipe may block forever.
             raise VitrailError(f"{path} is not a regular file; expected an image file")
         refuse_large(str(path), status.st_size)
     return decode(path, str(path))
 
 
 def refuse_large(name: str, size: int) -> None:
-    """Some decoders read a file whole, whatever it holds."""
+    """Some decoders read the whole file, whatever it is."""
     if size > _MOST_BYTES:
-        raise VitrailError(f"{name} has {size / 1e9:,.1f} GB, which is too large for an image")
+        raise VitrailError(f"{name} has {size / 1e9:,.1f} GB; an image may have 1 GB")
 
 
 def decode(file: Path | BytesIO, name: str) -> Image.Image:
@@ -93,10 +97,10 @@ def decode(file: Path | BytesIO, name: str) -> Image.Image:
 
 
 def opened(file: Path | BytesIO) -> Image.Image:
-    """An image of one of the `_FORMATS`; only its header is decoded."""
+    """An image of one of the `_FORMATS`, of which only the header is decoded."""
     if isinstance(file, Path):
         with file.open("rb") as source:
-            if (start := source.read(2)) == _JPEG:  # to be looked through as a whole
+            if (start := source.read(2)) == _JPEG:
                 file = BytesIO(start + source.read())
     if isinstance(file, BytesIO):
         _refuse_many_scans(file.getbuffer())
@@ -104,10 +108,9 @@ def opened(file: Path | BytesIO) -> Image.Image:
 
 
 def _refuse_many_scans(data: memoryview) -> None:
-    """Looks through a JPEG file from segment to segment: a small one can take minutes to decode.
+    """Walks the segments of a JPEG file: a small file with many scans can take minutes to decode.
 
-    Compressed data lies behind the segment of each scan; wherever libjpeg would look for the next
-    marker in it, this finds the same one.
+    The compressed data after each scan's segment is searched for the next marker, as in libjpeg.
     """
     if data[:2] != _JPEG:
         return
@@ -118,48 +121,44 @@ def _refuse_many_scans(data: memoryview) -> None:
             return
         scans += found[0] == b"\xff\xda"
         if scans > _MOST_SCANS:
-            raise ValueError(f"it has more than {_MOST_SCANS} scans; save it as a baseline JPEG")
+            raise ValueError(f"more than {_MOST_SCANS} scans; save it as a baseline JPEG")
         place = found.end() + max(2, int.from_bytes(data[found.end() : found.end() + 2]))
-    raise ValueError(f"it has more than {_MOST_SEGMENTS:,} segments")
+    raise ValueError(f"more than {_MOST_SEGMENTS:,} segments")
 
 
 @cache
 def _available_formats() -> tuple[str, ...]:
-    """Those that this build of Pillow can read."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def load_bounded(image: Image.Image) -> None:
-    """Decodes an image unless that would take too much memory: few bytes can hold many pixels."""
+    """Decodes an image unless it would take too much memory: few bytes can hold many pixels."""
     width, height = image.size
     if image.format in ("JPEG", "MPO"):
         if width * height > _HALVED_MEGAPIXELS * 1e6:
             image.draft(None, (width // 2, height // 2))
     elif width * height > 1e6 * (most := MEGAPIXELS.get(image.format or "", MOST_MEGAPIXELS)):
         raise ValueError(
-            f"{width} x {height} pixels, and a {image.format} image may have {most} million "
-            "for the sake of memory; make it smaller"
+            f"{width} x {height} pixels are too many for memory: a {image.format} image may have "
+            f"{most} million; make it smaller"
         )
     image.load()
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The pixels that every model is shown, in training as in use: turned as the camera says,
-    on white where they are transparent, 8 bits, RGB."""
+    """The pixels as every model gets them: rotated as EXIF says, transparent pixels on white, 8-bit
+    RGB."""
     if (turn := _TURNS.get(_orientation(image))) is not None:
         image = image.transpose(turn)
     image = _eight_bits(image)
     rgb = _on_white(image) if image.has_transparency_data else image.convert("RGB")
-    rgb.info = {}  # or the image would be turned again by whoever reads it there
+    rgb.info = {}  # or the image would be rotated again
     return rgb
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """What lies under transparent pixels is often garbage, and nobody has ever seen it.
-
-    A few rows at a time, for it takes three copies of them.
-    """
+    """Colors under transparent pixels are often garbage. A few rows at a time, to save memory."""
     canvas = Image.new("RGB", image.size)
     rows = max(1, STRIP // max(1, image.width))
     for top in range(0, image.height, rows):
@@ -170,7 +169,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """How the camera was held. A damaged note costs the turn, not the image."""
+    """The EXIF orientation; an image with damaged EXIF data is used as it is."""
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except _UNREADABLE:
@@ -178,9 +177,9 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Sixteen bits scaled down to eight; Pillow's own conversion would cut all above 255 off."""
+    """16 bits scaled to 8; Pillow's own conversion would clip at 255."""
     if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-        raise ValueError("32 bits a pixel, and nothing says which is white; save it with 8 or 16")
+        raise ValueError("32-bit pixels of unknown range; save it with 8 or 16 bits")
     if not image.mode.startswith("I"):
         return image
     return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
@@ -188,7 +187,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Turns all that decoding may raise into one line, and leaves out what it only warns of."""
+    """Turns whatever decoding raises into one line, and ignores warnings."""
     try:
         with quiet():
             yield
@@ -197,7 +196,7 @@ def readable(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise VitrailError(f"{name} does not exist") from None
     except UnidentifiedImageError:
-        raise VitrailError(f"{name} is not a picture") from None
+        raise VitrailError(f"{name} is not an image") from None
     except MemoryError:
         raise VitrailError(f"{name} cannot be decoded: out of memory") from None
     except _UNREADABLE as error:
@@ -206,7 +205,18 @@ def readable(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Pillow's warnings: of odd notes in good images, and of merely large ones."""
+    """Without Pillow's warnings about odd metadata and large images."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         yield
+
+
+def in_threads(function: Callable[[int], T], count: int, ahead: int = 32) -> Iterator[T]:
+    """`function` of 0, 1, … count - 1, in order; at most `ahead` results wait in memory.
+
+    Decoding, reading and hashing release the interpreter lock.
+    """
+    # Warning filters are shared by all threads, so they are set here as well.
+    with quiet(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for first in range(0, count, ahead):
+            yield from pool.map(function, range(first, min(first + ahead, count)))

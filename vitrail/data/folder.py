@@ -1,8 +1,7 @@
 """Images in folders: one sub-folder per class, perhaps below train, val and test; or file lists.
 
-What a class folder holds, however deep, belongs to the class. Hidden files, and files that are not
-images by their names, are ignored; images that are left out though one would expect them to be
-used are counted.
+All images in a class folder, however deep, belong to the class. Hidden files and files without an
+image suffix are ignored; images in unexpected places are counted.
 """
 
 import os
@@ -14,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from vitrail.console import say
-from vitrail.data.dataset import Data, Dataset, listed, ordered, stable
+from vitrail.data.dataset import IndexedSource, Splits, listed, sort_classes, stable_name
 from vitrail.data.decode import open_image
 from vitrail.errors import DamagedError, FailureError, VitrailError, one_line
 
@@ -24,34 +23,34 @@ SUFFIXES = frozenset(
         *("tif", "tiff", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k"),
     )
 )
-"""How the names of images end, in either case."""
+"""Of image files, in lower case."""
 _HEIC = frozenset(("heic", "heif"))
-"""How the names of images end that cannot be read here, though phones write them."""
+"""Of image files that phones write, but Pillow cannot decode."""
 
 PARTS = {
     **{"train": "train", "training": "train"},
     **{"val": "val", "valid": "val", "validation": "val", "dev": "val"},
     **{"test": "test", "testing": "test"},
 }
-"""What the folders above the classes may be called, in either case."""
+"""The splits by the names of their folders, in lower case."""
 
 NO_CLASS = "pictures"
-"""The label of images that have none."""
+"""The label of unlabeled images."""
 
 _OF_A_RUN = frozenset(("run.json", "config.toml"))
-"""What a folder that training writes to holds: its images are not data."""
+"""Files of a run folder, whose images are not data."""
 
 _Identity = tuple[int, int]
-"""What a folder is on the disk, whatever it is called."""
+"""Device and inode of a folder."""
 
 
 @dataclass(frozen=True)
-class FolderSource(Dataset):
+class FolderSource(IndexedSource):
     """Images in files below one folder."""
 
     root: Path
     files: Sequence[str]
-    """Paths below the root. Names, but for accents that this disk spells in another way."""
+    """Paths below the root: the names, except for accents that this disk stores differently."""
 
     def image(self, index: int) -> Image.Image:
         return open_image(self.root / self.files[index])
@@ -60,13 +59,12 @@ class FolderSource(Dataset):
 # Class folders.
 
 
-def open_folder(folder: Path, unlabeled: bool = False) -> Data:
-    """A folder of class folders, or of splits that are such folders; with `unlabeled`, images
-    of one class, or without any, will do."""
+def open_folder(folder: Path, unlabeled: bool = False) -> Splits:
+    """A folder of class folders, or of splits with class folders; `unlabeled` images need none."""
     name = folder.resolve().name
     parts = parts_of(folder)
     if not parts:
-        return Data(name=name, train=read_classes(folder, unlabeled))
+        return Splits(name=name, train=read_classes(folder, unlabeled))
     sources = {part: read_classes(folder / place, unlabeled) for part, place in parts.items()}
     _say_left_out(folder)
     first, *others = parts
@@ -75,15 +73,15 @@ def open_folder(folder: Path, unlabeled: bool = False) -> Data:
             if more := sorted(set(sources[one].labels) - set(sources[two].labels)):
                 raise VitrailError(
                     f"{folder / parts[one]} has images of {listed(more)} and "
-                    f"{folder / parts[two]} has none; give every part the same class folders"
+                    f"{folder / parts[two]} has none; give every split the same class folders"
                 )
-    return Data(name=name, **sources)
+    return Splits(name=name, **sources)
 
 
 def parts_of(folder: Path) -> dict[str, str]:
-    """The sub-folders for train, val and test; empty where the sub-folders are classes.
+    """The sub-folders for train, val and test; empty if the sub-folders are classes.
 
-    A class may well be called `train`: among other folders, splits are several folders of folders.
+    A class may be called `train`: beside other folders, only several folders of folders are splits.
     """
     below = sub_folders(folder)
     places = [name for name in below if name.lower() in PARTS]
@@ -94,15 +92,15 @@ def parts_of(folder: Path) -> dict[str, str]:
     parts: dict[str, str] = {}
     for name in places:
         if not _entries_of(folder / name):
-            say(f"{folder / name}/ is empty, left out")
+            say(f"{folder / name}/ is empty and left out")
         elif (other := parts.setdefault(PARTS[name.lower()], name)) != name:
             raise VitrailError(f"{folder}/ has both {other}/ and {name}/; keep one of them")
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
 
 
 def read_classes(folder: Path, unlabeled: bool = False) -> FolderSource:
-    """All images below a folder's class folders, in the order of their names."""
-    classes = {stable(name): name for name in sub_folders(folder)}
+    """All images in a folder's class folders, sorted by name."""
+    classes = {stable_name(name): name for name in sub_folders(folder)}
     if not classes and unlabeled:
         classes = {NO_CLASS: "."}
     if not classes:
@@ -119,7 +117,7 @@ def read_classes(folder: Path, unlabeled: bool = False) -> FolderSource:
     images = {label: [*filter(is_image, files)] for label, files in files_of.items()}
     if "." not in tops:
         _say_left_out(folder, sum(map(len, files_of.values())) - sum(map(len, images.values())))
-    labels = ordered(label for label, files in images.items() if files)
+    labels = sort_classes(label for label, files in images.items() if files)
     _check_classes(folder, labels, unlabeled)
     if empty := [label for label in images if not images[label]]:
         say(f"{folder}/ has {len(empty)} class folders without images, left out: {listed(empty)}")
@@ -129,19 +127,18 @@ def read_classes(folder: Path, unlabeled: bool = False) -> FolderSource:
 
 
 def _say_left_out(folder: Path, unread: int = 0) -> None:
-    """How many images are not used, in one line: those `unread` in class folders, and those beside
-    them."""
-    beside = [_ending(entry.name) for entry in _entries_of(folder) if not _is_folder(entry)]
+    """Counts the images that are not used: `unread` ones in class folders, and those beside."""
+    beside = [_suffix(entry.name) for entry in _entries_of(folder) if not _is_folder(entry)]
     counts = {
-        "images that lie in no class folder": sum(end in SUFFIXES for end in beside),
-        ".heic and .heif files, to be saved as JPEG": unread + sum(end in _HEIC for end in beside),
+        "images outside the class folders": sum(end in SUFFIXES for end in beside),
+        ".heic and .heif files, which have to be saved as JPEG": unread
+        + sum(end in _HEIC for end in beside),
     }
     if lines := [f"{what} ({count:,})" for what, count in counts.items() if count]:
         say(f"{folder}/: left out {' and '.join(lines)}")
 
 
 def _check_classes(folder: Path, labels: tuple[str, ...], unlabeled: bool) -> None:
-    """Two classes at least, or there is nothing to tell apart."""
     if not labels:
         raise VitrailError(
             f"{folder}/ has no images in its sub-folders; expected e.g. {folder}/cat/1.jpg"
@@ -154,11 +151,11 @@ def _check_classes(folder: Path, labels: tuple[str, ...], unlabeled: bool) -> No
 
 
 def _stable_names(files: list[str]) -> list[str]:
-    """What the images are called: the very list of their paths, where that is the same."""
+    """The names of images; the same list if nothing changes."""
     if all(map(str.isascii, files)):
         return files
-    names = [stable(file) for file in files]
-    # Two spellings of one name can lie side by side; then each keeps its own.
+    names = [stable_name(file) for file in files]
+    # Two encodings of one name may exist side by side; then each keeps its own.
     return names if len(set(names)) == len(names) else files
 
 
@@ -166,14 +163,14 @@ def _stable_names(files: list[str]) -> list[str]:
 
 
 def images_below(root: Path, top: str) -> list[str]:
-    """Paths of all images in a sub-folder of the root, however deep, in order."""
+    """Paths of all images in a sub-folder of the root, however deep, sorted."""
     return [*filter(is_image, _files_below(root, top))]
 
 
 def _files_below(root: Path, top: str, beyond: Set[_Identity] = frozenset()) -> list[str]:
-    """The same with those that cannot be read.
+    """The same with those that cannot be decoded.
 
-    A link that leads back up, or to what lies `beyond`, is not followed.
+    Links to folders above, or to those `beyond`, are not followed.
     """
     files: list[str] = []
     todo: list[tuple[str, Set[_Identity]]] = [(top, beyond)]
@@ -187,27 +184,28 @@ def _files_below(root: Path, top: str, beyond: Set[_Identity] = frozenset()) -> 
         for entry in entries:
             if _is_folder(entry):
                 todo.append((f"{folder}/{entry.name}", above | {here}))
-            elif _ending(entry.name) in SUFFIXES | _HEIC and _is_file(entry):
+            elif _suffix(entry.name) in SUFFIXES | _HEIC and _is_file(entry):
                 files.append(f"{folder}/{entry.name}")
-    return sorted(files, key=stable)
+    return sorted(files, key=stable_name)
 
 
 def _identity(folder: Path) -> _Identity:
-    """The same for a folder and for every link to it."""
     try:
         status = folder.stat()
     except OSError as error:
-        raise FailureError(f"cannot read {folder} ({one_line(error)}); check its rights") from None
+        raise _unreadable(folder, error) from None
     return status.st_dev, status.st_ino
 
 
+def _unreadable(folder: Path, error: OSError) -> FailureError:
+    return FailureError(f"cannot read {folder} ({one_line(error)}); check its permissions")
+
+
 def sub_folders(folder: Path) -> list[str]:
-    """Names of the folders in a folder."""
     return [entry.name for entry in _entries_of(folder) if _is_folder(entry)]
 
 
 def has_images(folder: Path) -> bool:
-    """Whether images lie in the folder itself."""
     return any(is_image(entry.name) and not _is_folder(entry) for entry in _entries_of(folder))
 
 
@@ -216,16 +214,16 @@ def _entries_of(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if not is_litter(entry.name)]
     except OSError as error:
-        raise FailureError(f"cannot read {folder} ({one_line(error)}); check its rights") from None
+        raise _unreadable(folder, error) from None
 
 
 def is_litter(name: str) -> bool:
-    """Hidden files, and the folders that archivers and network disks add."""
+    """Hidden files, and the folders that archivers and NAS systems add."""
     return name.startswith(".") or name in {"__MACOSX", "@eaDir"}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Links are followed; one that leads in a circle is not a folder."""
+    """Links are followed; a circular one is not a folder."""
     try:
         return entry.is_dir()
     except OSError:
@@ -233,7 +231,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Not a pipe, which would be waited for. A link to nothing is named when it is opened."""
+    """Not a pipe, which may block. A broken link is reported when it is opened."""
     try:
         return entry.is_symlink() or entry.is_file()
     except OSError:
@@ -241,22 +239,21 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """By the end of its name; whether it really is one shows when it is opened."""
-    return _ending(name) in SUFFIXES
+    """By its suffix."""
+    return _suffix(name) in SUFFIXES
 
 
-def _ending(name: str) -> str:
+def _suffix(name: str) -> str:
     return name.rpartition(".")[2].lower()
 
 
-# File lists, as VTAB-1k is handed around: on each line a path, which begins at the folder of the
-# lists, and a class number.
+# File lists, as VTAB-1k is distributed: each line has a path, relative to the list, and a class.
 
 _TRAIN, _VAL, _BOTH, _TEST = "train800.txt", "val200.txt", "train800val200.txt", "test.txt"
 _LINES = {_TRAIN: 800, _VAL: 200, _BOTH: 1000}
-"""How many images the names of lists promise."""
+"""How many images a list should have."""
 _DIGITS = 5
-"""Of a class number: there will be as many classes as the largest says."""
+"""Of a class number, since the largest decides how many classes there are."""
 
 
 def holds_lists(folder: Path) -> bool:
@@ -264,14 +261,14 @@ def holds_lists(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_TRAIN, _BOTH))
 
 
-def open_lists(folder: Path) -> Data:
-    """The splits that the lists of a folder name; classes are called by their numbers."""
-    there = {name for name in (_TRAIN, _VAL, _BOTH, _TEST) if (folder / name).is_file()}
-    if _TEST not in there:
-        raise VitrailError(f"{folder} has no {_TEST}; put it beside {', '.join(sorted(there))}")
-    if {_TRAIN, _VAL} <= there:
+def open_lists(folder: Path) -> Splits:
+    """The splits that the lists of a folder define; classes are named by their numbers."""
+    present = {name for name in (_TRAIN, _VAL, _BOTH, _TEST) if (folder / name).is_file()}
+    if _TEST not in present:
+        raise VitrailError(f"{folder} has no {_TEST}; put it beside {', '.join(sorted(present))}")
+    if {_TRAIN, _VAL} <= present:
         wanted = {"train": _TRAIN, "val": _VAL, "test": _TEST}
-    elif _BOTH in there:
+    elif _BOTH in present:
         wanted = {"train": _BOTH, "test": _TEST}
     else:
         raise VitrailError(f"{folder} has {_TRAIN} but no {_VAL}; add it, or {_BOTH}")
@@ -281,13 +278,12 @@ def open_lists(folder: Path) -> Data:
     for part, lines in lists.items():
         files = [file for file, _ in lines]
         targets = np.array([target for _, target in lines], dtype=np.int64)
-        names = [stable(file) for file in files]
+        names = [stable_name(file) for file in files]
         parts[part] = FolderSource(tuple(map(str, range(classes))), targets, names, folder, files)
-    return Data(name=folder.resolve().name, **parts)
+    return Splits(name=folder.resolve().name, **parts)
 
 
 def _read_list(path: Path) -> list[tuple[str, int]]:
-    """Path and class of every image on a list."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -296,18 +292,18 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
     rows = [_read_line(line, f"{path}, line {number}") for number, line in lines if line.strip()]
     if not rows:
         raise VitrailError(f"{path} is empty; expected lines such as images/000001.jpg 7")
-    if len(rows) != (promised := _LINES.get(path.name, len(rows))):
-        raise VitrailError(f"{path} lists {len(rows):,} images; expected {promised:,}")
+    if len(rows) != (expected := _LINES.get(path.name, len(rows))):
+        raise VitrailError(f"{path} lists {len(rows):,} images; expected {expected:,}")
     if not (path.parent / rows[0][0]).is_file():
-        raise VitrailError(f"{path} names {rows[0][0]}, which is not in {path.parent}")
+        raise VitrailError(f"{path} lists {rows[0][0]}, which is not in {path.parent}")
     return rows
 
 
 def _read_line(line: str, where: str) -> tuple[str, int]:
-    # From the right: a path may have spaces in it.
+    # From the right, since a path may have spaces.
     file, _, target = line.strip().rpartition(" ")
     if not file or not target.isdecimal():
         raise VitrailError(f"{where}: expected a path, a space and a class")
     if len(target.lstrip("0")) > _DIGITS:
-        raise VitrailError(f"{where}: class {target[:20]} is not below 100,000")
+        raise VitrailError(f"{where}: class {target[:20]} is too large; expected less than 100,000")
     return file.strip(), int(target)

@@ -1,7 +1,8 @@
-"""Which images make up each batch, and the processes that decode them.
+"""The batches of training, and the worker processes that decode images.
 
 Everything random is a function of the seed and of a position in one endless stream of images, so
-the number of workers and of processes changes nothing, and resuming is starting the stream later.
+the number of workers and of processes changes nothing, and resuming starts the stream later.
+torch's samplers know neither positions nor shards.
 """
 
 import hashlib
@@ -18,8 +19,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from vitrail.console import Advance
 from vitrail.data.dataset import Broken, Source, image_or_reason
-from vitrail.errors import VitrailError
+from vitrail.errors import FailureError, VitrailError
 
 _WINDOW = 16
 """Blocks that are mixed with each other when images are stored in blocks (shards)."""
@@ -30,13 +32,13 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 def derive(*numbers: int) -> int:
-    """A seed of its own for every combination of numbers."""
+    """A seed for each combination of numbers."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Stream:
-    """An endless sequence of image numbers: one shuffled pass over the source after another."""
+    """An endless sequence of indices: one shuffled pass over the source after another."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Stream:
     def order(self, epoch: int) -> Int[np.ndarray, " n"]:
         rng = np.random.default_rng(derive(self.seed, epoch))
         if self.balanced:
-            return self._evenly(rng)
+            return self._balanced(rng)
         if not self.blocks.any():
             return rng.permutation(len(self.targets))
         shuffled = rng.permutation(np.unique(self.blocks))
@@ -69,7 +71,7 @@ class Stream:
             [rng.permutation(np.flatnonzero(np.isin(self.blocks, window))) for window in windows]
         )
 
-    def _evenly(self, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
+    def _balanced(self, rng: np.random.Generator) -> Int[np.ndarray, " n"]:
         """As many draws as there are images, every class equally often."""
         total = len(self.targets)
         groups = [np.flatnonzero(self.targets == label) for label in np.unique(self.targets)]
@@ -82,7 +84,7 @@ class Stream:
 
 
 class Augmented(Dataset[Any]):
-    """Training images by (position, index): what chance does to one depends on its position."""
+    """Training images by (position, index); the position seeds the augmentation."""
 
     def __init__(self, source: Source, transform: Transform, seed: int) -> None:
         self.source = source
@@ -95,13 +97,13 @@ class Augmented(Dataset[Any]):
         image, number, broken = self._decodable(requested)
         state = torch.get_rng_state() if get_worker_info() is None else None
         torch.default_generator.manual_seed(derive(self.seed, position))
-        varied = self.transform(image)
+        augmented = self.transform(image)
         if state is not None:
             torch.set_rng_state(state)
-        return varied, int(self.targets[number]), broken
+        return augmented, int(self.targets[number]), broken
 
     def _decodable(self, index: int) -> tuple[Image.Image, int, list[Broken]]:
-        """The image, or the next one that can be decoded; batches keep their size."""
+        """The image, or the next one that can be decoded, so that batches keep their size."""
         broken: list[Broken] = []
         total = len(self.targets)
         for other in range(index, index + total):
@@ -114,7 +116,7 @@ class Augmented(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Share:
-    """The part of each batch that one process works on, cut into chunks for the workers."""
+    """The part of each batch that one process (rank) trains on, in chunks for its workers."""
 
     stream: Stream
     batch: int
@@ -128,17 +130,15 @@ class Share:
 
     @property
     def size(self) -> int:
-        """This process's images of one batch."""
         return self.batch // self.world
 
     @property
     def overlap(self) -> int:
-        """Images that come on top, from another process's share."""
+        """Additional images, from another process's share."""
         return int(self.mixing and self.world > 1)
 
     @property
     def chunks_per_step(self) -> int:
-        """Chunks that make up this process's share of one batch."""
         return -(-(self.size + self.overlap) // _CHUNK)
 
     def first(self, step: int) -> int:
@@ -156,7 +156,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """One process's share of the images of an update."""
 
     images: Tensor
@@ -165,13 +165,13 @@ class Batch:
     first: int = 0
     """The position of its first image."""
     overlap: int = 0
-    """Whether the last row is not of this share, but the image before the first, to mix with."""
+    """1 if the last row is not of this share, but the image before the first, to mix with."""
 
     def __len__(self) -> int:
         return len(self.targets) - self.overlap
 
     def preceded(self, rows: slice) -> tuple[Tensor, Int[Tensor, " r"]]:
-        """Some rows and, after them, the row before them in the batch of all processes."""
+        """The rows, followed by the row before them in the batch of all processes."""
         before = slice(rows.start - 1, rows.start or None)  # the last row precedes the first
         parts = [(x[rows], x[before]) for x in (self.images, self.targets)]
         images, targets = (torch.cat(pair) for pair in parts)
@@ -180,8 +180,8 @@ class Batch:
 
 def training_batches(
     dataset: Augmented, share: Share, *, workers: int, device: torch.device
-) -> Iterator[Batch]:
-    """The batches from step `share.start` on, without end, on the device."""
+) -> Iterator[TrainingBatch]:
+    """Endless batches on the device, from step `share.start` on."""
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_sampler=share,  # type: ignore[arg-type]  # torch asks for a length it never uses
@@ -190,7 +190,7 @@ def training_batches(
         pin_memory=device.type == "cuda",
         worker_init_fn=quietly,
         prefetch_factor=4 if workers else None,
-        # The common one belongs to the model, whose course must not depend on being fed.
+        # Not the global one, which the model draws from.
         generator=torch.Generator(),
     )
     chunks = iter(loader)
@@ -198,7 +198,7 @@ def training_batches(
         parts = [next(chunks) for _ in range(share.chunks_per_step)]
         images = [images.to(device, non_blocking=True) for images, _, _ in parts]
         targets = [targets.to(device, non_blocking=True) for _, targets, _ in parts]
-        yield Batch(
+        yield TrainingBatch(
             images=images[0] if len(images) == 1 else torch.cat(images),
             targets=targets[0] if len(targets) == 1 else torch.cat(targets),
             broken=[pair for _, _, broken in parts for pair in broken],
@@ -210,7 +210,6 @@ def training_batches(
 def _collate(
     items: list[tuple[Tensor, int, list[Broken]]],
 ) -> tuple[Tensor, Int[Tensor, " b"], list[Broken]]:
-    """One chunk."""
     images, targets, broken = zip(*items, strict=True)
     return torch.stack(images), torch.tensor(targets), [pair for pairs in broken for pair in pairs]
 
@@ -220,3 +219,59 @@ def quietly(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
+
+
+# Every image once, for statistics.
+
+CHUNK = 32
+
+
+@dataclass(frozen=True)
+class _Mapped(Dataset[Any]):
+    """A function of each image; a failing disk or network is returned, to be raised in one line."""
+
+    source: Source
+    function: Callable[[Image.Image], Any]
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            image = image_or_reason(self.source, index)
+        except FailureError as error:
+            return error
+        if isinstance(image, str):
+            return Broken(self.source.names[index], image)
+        return self.function(image)
+
+
+def read_all(
+    source: Source,
+    function: Callable[[Image.Image], Any],
+    *,
+    workers: int = 0,
+    progress: Advance | None = None,
+) -> Iterator[tuple[int, Any]]:
+    """The index of each image with `function` of it, or `Broken`, in the order of the blocks."""
+    order = np.argsort(source.blocks, kind="stable")
+    chunks = [order[start : start + CHUNK].tolist() for start in range(0, len(order), CHUNK)]
+    loader: DataLoader[Any] = DataLoader(
+        _Mapped(source, function),
+        batch_sampler=chunks,
+        num_workers=min(workers, len(chunks)),
+        collate_fn=list,
+        worker_init_fn=quietly,
+        generator=torch.Generator(),
+    )
+    try:
+        for chunk, results in zip(chunks, loader, strict=True):
+            for index, result in zip(chunk, results, strict=True):
+                if isinstance(result, FailureError):
+                    raise FailureError(str(result))
+                yield index, result
+            if progress is not None:
+                progress(len(chunk))
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker"):
+            raise
+        raise FailureError(
+            "a worker process died, perhaps out of memory; try fewer workers"
+        ) from None

@@ -1,18 +1,25 @@
-"""Opens data, wherever it is stored, as train, val and test."""
+"""Opens data, however it is stored, as train, val and test."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitrail.config import Config
 from vitrail.console import say
-from vitrail.data import catalog
-from vitrail.data.dataset import Data, How, Joined, Source, Subset, hold_out, random_subset
+from vitrail.data.catalog import data_folder, known_datasets, open_named
+from vitrail.data.dataset import (
+    Joined,
+    Source,
+    SplitMethod,
+    Splits,
+    Subset,
+    hold_out,
+    random_subset,
+)
 from vitrail.data.folder import holds_lists, open_folder, open_lists
 from vitrail.data.shards import holds_shards, looks_like_shards, open_shards
 from vitrail.data.store import is_store, open_store
@@ -21,7 +28,7 @@ from vitrail.errors import VitrailError, did_you_mean, one_line
 
 
 def same_data(one: str | Path, other: str | Path) -> bool:
-    """Whether two names are those of one data set: the same string, or the same path."""
+    """Whether two names mean the same dataset: equal strings, or the same path."""
     if str(one) == str(other):
         return True
     a, b = Path(one), Path(other)
@@ -29,23 +36,23 @@ def same_data(one: str | Path, other: str | Path) -> bool:
 
 
 def open_data(
-    where: str | Path | Data,
+    where: str | Path | Splits,
     *,
     val: float = 0.1,
     test: float = 0.1,
-    split: How = "hash",
+    split: SplitMethod = "hash",
     subset: int = 0,
     seed: int = 0,
     only: str | Path = "",
-) -> Data:
-    """A folder, file lists, tar files, a store or a name of the catalog, with train, val, test.
+) -> Splits:
+    """Opens a folder, file lists, tar files, a store or a catalog name as train, val and test.
 
-    Splits that the data does not come with are taken out of train: fractions `test`, then `val`.
-    Of the rest, only the images named in the file `only` are used, if there is one; then `subset`
-    images of train are drawn by the `seed`. Zero takes nothing out, or draws all.
+    Splits that the data does not come with are taken out of train: the fractions `test` and `val`.
+    Train then keeps only the images named in the file `only`, if given, and of those `subset`
+    images, drawn by `seed`. Zero takes nothing out, or keeps all.
     """
-    brought = where if isinstance(where, Data) else as_brought(where)
-    data = hold_out(brought, val=val, test=test, how=split)
+    original = where if isinstance(where, Splits) else open_original(where)
+    data = hold_out(original, val=val, test=test, how=split)
     if only:
         data = replace(data, train=_named_in(Path(only), data.part("train")))
     if not subset:
@@ -54,27 +61,27 @@ def open_data(
 
 
 def in_catalog(where: str | Path) -> bool:
-    """Whether a name means the catalog's data set: a local path of that name comes first."""
-    if str(where) not in catalog.CATALOG:
+    """Whether a name means the catalog's dataset: a local path of that name comes first."""
+    if str(where) not in known_datasets():
         return False
-    path, own = Path(where), catalog.data_folder() / where
-    # In the folder of all data sets, the relative path is the catalog's own folder.
+    path, own = Path(where), data_folder() / where
+    # In the folder of all datasets, the relative path is the catalog's own folder.
     return not path.exists() or (own.exists() and path.samefile(own))
 
 
-def as_brought(where: str | Path, unlabeled: bool = False) -> Data:
-    """The data with the splits that it comes with; `unlabeled` images need no classes."""
+def open_original(where: str | Path, unlabeled: bool = False) -> Splits:
+    """The data with the splits it comes with; `unlabeled` images need no classes."""
     path = Path(where).expanduser()
     if in_catalog(where):
-        return catalog.open_named(str(where))
-    if str(where) in catalog.CATALOG:
-        say(f"data     ./{where} is used, not the catalog's data set of that name")
+        return open_named(str(where))
+    if str(where) in known_datasets():
+        say(f"data     using ./{where}, not the catalog's dataset of that name")
     if is_store(path):
         return open_store(path)
     if is_url(str(where)) or looks_like_shards(str(where)):
         return open_shards(str(where) if is_url(str(where)) else str(path), unlabeled)
     if not path.is_dir():
-        raise _nothing_there(str(where))
+        raise _not_found(str(where))
     if holds_lists(path):
         return open_lists(path)
     if holds_shards(path):
@@ -82,86 +89,87 @@ def as_brought(where: str | Path, unlabeled: bool = False) -> Data:
     return open_folder(path, unlabeled)
 
 
-def refuse_brought(brought: Data, given: Mapping[str, Any]) -> None:
-    """Refuses settings for a split that the data comes with, since they would have no effect."""
-    parts = brought.parts
-    if "train" not in parts:
-        return
-    for part in ("val", "test"):
-        if part in parts and given.get(part):
-            raise VitrailError(
-                f"data.{part}={given[part]:g} has no effect: {brought.name} brings a {part} part "
-                f"of {len(parts[part].targets):,} images; leave data.{part} out"
-            )
-    if "split" in given and {"val", "test"} <= parts.keys():
-        raise VitrailError(
-            f"data.split={given['split']} has no effect: {brought.name} brings a val and a test "
-            "part; leave data.split out"
-        )
-
-
-def _named_in(path: Path, source: Source) -> Subset:
-    """The images whose names a file lists, one on each line, as `vitrail data` writes them."""
-    try:
-        names = set(path.read_text(encoding="utf-8").split("\n"))
-    except (OSError, UnicodeError) as error:
-        raise VitrailError(f"cannot read the names in {path} ({one_line(error)})") from None
-    indices = [index for index, name in enumerate(source.names) if name in names]
-    if not indices:
-        raise VitrailError(f"{path} names no image of train, as `{source.names[0]}` would be")
-    return Subset(source, np.array(indices, dtype=np.int64))
-
-
-def _nothing_there(where: str) -> VitrailError:
-    """Neither a path nor a name."""
-    place = Path(where)
-    with suppress(OSError):
-        if place.expanduser().exists():
-            what = "a file" if place.expanduser().is_file() else "neither a file nor a folder"
-            return VitrailError(f"{where} is {what}; expected a folder with one folder per class")
-    if where.startswith("vtab/") and find_spec("vitrail.vtab") is None:
-        return VitrailError(f"{where} needs the package vitrail.vtab; install Vitrail with it")
-    beside = [str(place.with_name(path.name)) for path in place.expanduser().parent.glob("*")]
-    near = did_you_mean(where, [*catalog.CATALOG, *beside])
-    return VitrailError(
-        f"'{where}' is no folder, no tar file and no name of the catalog"
-        f"{near or '; give a folder with one folder per class'}"
-    )
-
-
-def open_parts(config: Config, changed: Sequence[str] = (), brought: Data | None = None) -> Data:
-    """The data set of a run, its parts as the settings want them.
+def open_parts(
+    config: Config, changed: Sequence[str] = (), original: Splits | None = None
+) -> Splits:
+    """The data of a run, split as its settings say.
 
     `changed` are settings beyond the recipe's, `data.val=0.2`, which are refused where they have no
-    effect; `brought` is the data if it is open already.
+    effect; `original` is the data if it is open already.
     """
     settings = config.data
     if not settings.source:
-        raise VitrailError("no data: name a folder, shards or a catalog name in data.source")
+        raise VitrailError("no data: set data.source to a folder, tar files or a catalog name")
     try:
         settings.source.encode()
     except UnicodeEncodeError:
-        raise VitrailError(
-            f"data.source = {settings.source!a} is not UTF-8; give it another name"
-        ) from None
-    everything = settings.train_on == "train+val"
-    if brought is None:
-        brought = as_brought(settings.source, unlabeled=not config.train.uses_labels)
+        raise VitrailError(f"data.source = {settings.source!a} is not UTF-8; rename it") from None
+    if original is None:
+        original = open_original(settings.source, unlabeled=not config.train.uses_labels)
     names = {setting.partition("=")[0].removeprefix("sweep.") for setting in changed}
-    keys = [key for key in ("val", "test", "split") if f"data.{key}" in names]
-    refuse_brought(brought, {key: getattr(settings, key) for key in keys})
+    _refuse_ineffective(config, original, names)
+    train_on_val = settings.train_on == "train+val"
     data = open_data(
-        brought,
+        original,
         # What is not held out at first is part of train, and of its subset.
-        val=0.0 if everything else settings.val,
+        val=0.0 if train_on_val else settings.val,
         test=settings.test,
         split=settings.split,
         subset=settings.subset,
         only=settings.only,
         seed=config.seed,
     )
-    if config.train.patience and data.val is None and not everything:
-        raise VitrailError("train.patience needs a val part to evaluate on; set data.val")
-    if everything and data.val is not None:  # the data brings a val part of its own
-        data = replace(data, train=Joined(data.part("train"), data.val), val=None)
+    if train_on_val and data.val is not None:  # the data comes with a val split
+        return replace(data, train=Joined(data.part("train"), data.val), val=None)
+    if config.train.patience and data.val is None and not train_on_val:
+        raise VitrailError("train.patience needs a val split to evaluate on; set data.val")
     return data
+
+
+def _refuse_ineffective(config: Config, original: Splits, names: Set[str]) -> None:
+    """Refuses settings, by their `names`, of splits that the data comes with."""
+    splits = original.parts
+    if "train" not in splits:
+        return
+    for split in ("val", "test"):
+        fraction = getattr(config.data, split)
+        if split in splits and fraction and f"data.{split}" in names:
+            raise VitrailError(
+                f"data.{split}={fraction:g} has no effect: {original.name} comes with a {split} "
+                f"split of {len(splits[split].targets):,} images; remove data.{split}"
+            )
+    if "data.split" in names and {"val", "test"} <= splits.keys():
+        raise VitrailError(
+            f"data.split={config.data.split} has no effect: {original.name} comes with val and "
+            "test splits; remove data.split"
+        )
+
+
+def _named_in(path: Path, source: Source) -> Subset:
+    """The images listed in a file, one name per line, as `vitrail data --filtered` writes it."""
+    try:
+        names = set(path.read_text(encoding="utf-8").split("\n"))
+    except (OSError, UnicodeError) as error:
+        raise VitrailError(f"cannot read the list {path} ({one_line(error)})") from None
+    indices = [index for index, name in enumerate(source.names) if name in names]
+    if not indices:
+        raise VitrailError(
+            f"{path} lists no image of train; expected names such as {source.names[0]}"
+        )
+    return Subset(source, np.array(indices, dtype=np.int64))
+
+
+def _not_found(where: str) -> VitrailError:
+    place = Path(where)
+    with suppress(OSError):
+        if place.expanduser().exists():
+            what = "a file" if place.expanduser().is_file() else "neither a file nor a folder"
+            return VitrailError(f"{where} is {what}; expected a folder with one folder per class")
+    if where.startswith("vtab/") and find_spec("vitrail.vtab") is None:
+        return VitrailError(f"{where} needs the package vitrail.vtab, which is not installed")
+    beside = [str(place.with_name(path.name)) for path in place.expanduser().parent.glob("*")]
+    near = did_you_mean(where, [*known_datasets(), *beside])
+    return VitrailError(
+        f"'{where}' is neither a folder, a tar file nor a catalog name"
+        f"{near or '; give a folder with one folder per class'}"
+    )

@@ -1,4 +1,4 @@
-"""From an image to the tensor a model was trained on; the description travels with the weights."""
+"""Preprocessing: from an image to the model's input; saved with the weights."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
@@ -24,10 +24,10 @@ class Preprocessing:
     """How an image is resized, cropped and scaled before the model sees it."""
 
     size: tuple[int, int] = (224, 224)
-    """Rows and columns that the model gets."""
+    """Rows and columns of the model's input."""
     short_side: int = 0
-    """Resize so that the short side of `size` would have so many pixels, keeping the aspect, then
-    crop the center; zero squeezes to `size`."""
+    """Resize, keeping the aspect ratio, as if the short side of `size` were this long, and crop the
+    center; zero resizes to `size`, ignoring the aspect ratio."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     antialias: bool = True
     mean: Color = (0.5, 0.5, 0.5)
@@ -39,10 +39,11 @@ class Preprocessing:
         if not sides or not colors or len(self.mean) != len(self.std):
             raise VitrailError(f"cannot preprocess to {self.size}, {self.mean}, {self.std}")
 
-    def __call__(self, picture: Image.Image | np.ndarray | Path | str) -> Float[Tensor, "c y x"]:
-        if isinstance(picture, (Path, str)):
-            picture = open_image(Path(picture))
-        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+    def __call__(self, image: Image.Image | np.ndarray | Path | str) -> Float[Tensor, "c y x"]:
+        if isinstance(image, (Path, str)):
+            image = open_image(Path(image))
+        if isinstance(image, np.ndarray):
+            image = Image.fromarray(image)
         if not isinstance(image, Image.Image):
             raise VitrailError(f"expected an image, array or path, not {type(image).__name__}")
         if len(self.mean) not in (1, 3):
@@ -53,21 +54,21 @@ class Preprocessing:
 
     def transform(self) -> Callable[[Any], Tensor]:
         """The steps on a PIL image, from torchvision."""
-        numbers: list[nn.Module] = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-        # Pillow always smooths when it shrinks; without antialias the tensor is resized instead.
+        to_float: list[nn.Module] = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+        # Pillow always antialiases; without it the tensor is resized instead.
         resize = v2.Lambda(self.resize)
-        steps = [resize, *numbers] if self.antialias else [*numbers, resize]
+        steps = [resize, *to_float] if self.antialias else [*to_float, resize]
         crop = [v2.CenterCrop(list(self.size))] if self.short_side else []
         return v2.Compose([*steps, *crop, v2.Normalize(list(self.mean), list(self.std))])
 
     def resize(self, image: Any) -> Any:
-        """To the size itself, or to what just covers the rectangle that is cropped from."""
+        """To the size itself, or to the one that the center is cropped from."""
         rows, columns = self.resized(*v2.functional.get_size(image))
         mode = InterpolationMode(self.interpolation)
         return v2.functional.resize(image, [rows, columns], mode, antialias=self.antialias)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns that an image has before it is cropped."""
+        """Rows and columns before the center crop."""
         rows, columns = self.size
         if self.short_side:
             scale = self.short_side / min(self.size)
@@ -79,12 +80,12 @@ class Preprocessing:
         return rows, columns
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a file's metadata."""
+        """As JSON values, for a file's metadata."""
         return asdict(self)
 
 
 def from_dict(values: dict[str, Any]) -> Preprocessing:
-    """What `to_dict` wrote."""
+    """The inverse of `Preprocessing.to_dict`."""
     if not set(values) <= {field.name for field in fields(Preprocessing)}:
         raise VitrailError("the file describes a preprocessing that this version does not know")
     tuples: dict[str, Any] = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}

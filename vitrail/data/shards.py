@@ -1,8 +1,8 @@
-"""Images in tar files, in the WebDataset layout or in class folders inside the tar.
+"""Images in tar files, in the WebDataset format or in class folders inside the tar.
 
 Files that share a path up to the first dot of the last name are one sample: an image, and a `.cls`
-or `.json` with its class. Where no tar has any of these, the folder that an image lies in is its
-class, and a folder called train, val or test above that its split.
+or `.json` with its class. If no tar has any of these, the folder of an image is its class, and a
+folder called train, val or test above that its split.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from jaxtyping import Int, Int64
 from PIL import Image
 
 from vitrail.console import say
-from vitrail.data.dataset import Data, Dataset, listed, ordered
+from vitrail.data.dataset import IndexedSource, Splits, listed, sort_classes
 from vitrail.data.decode import decode, refuse_large
 from vitrail.data.folder import NO_CLASS, PARTS, has_images, sub_folders
 from vitrail.data.tars import (
@@ -35,15 +35,15 @@ from vitrail.errors import FailureError, VitrailError, did_you_mean
 from vitrail.files import cache_folder, cached_path, fetch_file
 
 _FORMAT = 1
-"""Raised when indices are made in another way, so that old ones are not read."""
+"""Increased when the index changes, so that old ones are not read."""
 _MOST_CLASSES = 1_000_000
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-"""How the names of tar files end; compressed ones get an error of their own."""
+"""Suffixes of tar files; compressed ones get an error of their own."""
 
 
 @dataclass(frozen=True)
-class ShardSource(Dataset):
-    """Images in tar files, read by their place."""
+class ShardSource(IndexedSource):
+    """Images in tar files, read by their offset."""
 
     shards: tuple[Shard, ...]
     shard_numbers: Int[np.ndarray, " n"]
@@ -59,7 +59,7 @@ class ShardSource(Dataset):
         return decode(BytesIO(self.content(index)), self._title(index))
 
     def content(self, index: int) -> bytes:
-        """The image file as it lies in its shard."""
+        """The bytes of the image file."""
         refuse_large(self._title(index), int(self.sizes[index]))
         shard = self.shards[self.blocks[index]]
         return shard.read(int(self.offsets[index]), int(self.sizes[index]))
@@ -68,21 +68,21 @@ class ShardSource(Dataset):
         return f"{self.names[index]} in {self.shards[self.blocks[index]].name}"
 
 
-def open_shards(pattern: str, unlabeled: bool = False) -> Data:
-    """The data in the tar files that a path, a pattern, an address or a folder stands for."""
+def open_shards(pattern: str, unlabeled: bool = False) -> Splits:
+    """The data in tar files, given by a path, a pattern, a URL or a folder."""
     pattern = pattern if is_url(pattern) else str(Path(pattern))
     base, addresses = _addresses_of(pattern)
     indices = [_index_of(address) for address in addresses]
     for address, index in zip(addresses, indices, strict=True):
         if index.damage:
             n = len(index.offsets)
-            say(f"{address} is damaged after {n:,} images ({index.damage}); the rest is left out")
+            say(f"{address} is damaged after {n:,} images ({index.damage}); skipping the rest")
     parts = [_part_in(address.removeprefix(base)) or "train" for address in addresses]
-    return Data(name=_name_of(pattern), **_interpret(addresses, indices, parts, unlabeled))
+    return Splits(name=_name_of(pattern), **_interpret(addresses, indices, parts, unlabeled))
 
 
 def _index_of(address: str) -> Index:
-    """The index of a tar file, from the cache or made now."""
+    """The index of a tar file, from the cache or built now."""
     key = address if is_url(address) else on_file(address, _version)
     digest = hashlib.sha256(f"{_FORMAT}\0{key}".encode("utf-8", "surrogateescape")).hexdigest()
     path = cache_folder() / "shards" / "index" / f"{digest[:32]}.npz"
@@ -94,23 +94,22 @@ def _index_of(address: str) -> Index:
 
 
 def _version(path: Path) -> str:
-    """A local file as it is now."""
     status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, perhaps forever
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe may block forever
         raise VitrailError(f"{path} is not a regular file; expected a tar file")
     return f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
 
 
-# Which tar files are meant.
+# Which tar files.
 
 
 def looks_like_shards(where: str) -> bool:
-    """Whether a path, a pattern or an address is one of tar files."""
+    """Whether a path, a pattern or a URL means tar files."""
     return path_of(where).lower().endswith(_TARS)
 
 
 def holds_shards(folder: Path) -> bool:
-    """Whether a folder is one of tar files, rather than of classes with a tar left among them."""
+    """Whether a folder has tar files, and not class folders with a tar left among them."""
     if not _addresses_of(str(folder))[1]:
         return False
     below = [folder / name for name in sub_folders(folder)]
@@ -118,26 +117,26 @@ def holds_shards(folder: Path) -> bool:
 
 
 def _addresses_of(pattern: str) -> tuple[str, list[str]]:
-    """The folder that is the same for all tar files that are meant, and these files, in order."""
+    """The common folder of the tar files, and their sorted paths or URLs."""
     if not is_url(pattern) and (folder := Path(pattern)).is_dir():
         folders = [folder, *(folder / name for name in sub_folders(folder) if _part_in(name))]
         return str(folder), sorted(str(path) for place in folders for path in place.glob("*.tar"))
     addresses = [address for choice in _braces(pattern) for address in _matches(choice)]
     for address in addresses:
         if not path_of(address).lower().endswith(".tar"):
-            raise VitrailError(f"{address} is compressed; unpack it, or make a plain .tar of it")
+            raise VitrailError(f"{address} is compressed; decompress it to a plain .tar")
     return re.split(r"[{*?\[]", pattern)[0].rpartition("/")[0], list(dict.fromkeys(addresses))
 
 
 def _part_in(text: str) -> str:
-    """The split that a name speaks of, as `imagenet-train-0001.tar` does; empty where none."""
+    """The split in a name such as `imagenet-train-0001.tar`; empty if there is none."""
     words = re.split("[^a-z]+", path_of(text).lower())
     parts = {PARTS[word] for word in words if word in PARTS}
     return parts.pop() if len(parts) == 1 else ""
 
 
 def _braces(pattern: str) -> Iterator[str]:
-    """`x-{000..009}.tar` and `{train,test}.tar` written out."""
+    """Expands `x-{000..009}.tar` and `{train,test}.tar`."""
     group = re.search(r"\{([^{}]*)\}", pattern)
     if group is None:
         yield pattern
@@ -154,32 +153,32 @@ def _braces(pattern: str) -> Iterator[str]:
 
 
 def _matches(address: str) -> list[str]:
-    """The files that an address with `*` or `?` stands for; each must exist."""
+    """The files that match a path with `*` or `?`; at least one must exist."""
     if is_url(address):
         return [address]
     path = Path(address)
     paths = [path] if path.is_file() else Path(path.anchor).glob(str(path.relative_to(path.anchor)))
-    if not (found := sorted(map(str, paths))):
+    if not (matches := sorted(map(str, paths))):
         near = did_you_mean(path.name, (other.name for other in path.parent.glob("*.tar")))
         raise VitrailError(f"{address} does not exist{near or '; check the path'}")
-    return found
+    return matches
 
 
 def _name_of(pattern: str) -> str:
-    """What the data is called: the end of the path, without what varies."""
+    """The name of the data: the end of the path, without wildcards."""
     path = path_of(pattern) if is_url(pattern) else str(Path(pattern).absolute())
     *_, folder, last = ["shards", *path.rstrip("/").split("/")]
     fixed = re.split(r"[{*?\[]", last.removesuffix(".tar"))[0].strip("-_. ")
     return fixed if fixed and fixed.lower() not in PARTS else folder
 
 
-# What lies in them.
+# What they contain.
 
 
 def _interpret(
     addresses: Sequence[str], indices: Sequence[Index], parts: Sequence[str], unlabeled: bool
 ) -> dict[str, ShardSource]:
-    """The images of all shards, by split; `parts` are the splits that the shards' names say."""
+    """The images of all shards by split; `parts` are the splits from the names of the shards."""
     labeled = any(any(index.labels) for index in indices)
     rows = [
         _place_of(member, label if labeled else None, part)
@@ -191,13 +190,13 @@ def _interpret(
     used = {label for _, label, _ in rows} - {""}
     if not used:
         raise VitrailError(
-            f"{addresses[0]} says no classes; expected <key>.cls or <key>.json beside each "
+            f"{addresses[0]} has no class labels; expected <key>.cls or <key>.json beside each "
             "<key>.jpg, or <class>/<name>.jpg"
         )
     if len(used) == 1 and not unlabeled:
-        raise VitrailError(f"{addresses[0]} has one class only, {listed([*used])}; two are needed")
+        raise VitrailError(f"{addresses[0]} has only one class, {listed([*used])}; expected two")
     if missing := sum(not label for _, label, _ in rows):
-        say(f"{missing:,} images without a label are left out")
+        say(f"skipping {missing:,} images without a label")
     numbers, labels = _numbered(used, addresses, indices) if labeled else _by_name(used)
     shards = tuple(
         Shard(address, index.length, index.beginning)
@@ -224,7 +223,7 @@ def _interpret(
 
 
 def _place_of(member: str, given: str | None, part: str) -> tuple[str, str, str]:
-    """An image's split, its label, and its name, which is that of a file in a class folder."""
+    """The split, the label and the name of an image; the name is that of a class folder's file."""
     *folders, file = member.split("/")
     label = (folders.pop() if folders else "") if given is None else given
     above = (PARTS[folder.lower()] for folder in reversed(folders) if folder.lower() in PARTS)
@@ -232,7 +231,7 @@ def _place_of(member: str, given: str | None, part: str) -> tuple[str, str, str]
 
 
 def _check_parts(addresses: Sequence[str], sources: dict[str, ShardSource]) -> None:
-    """Val and test may have no class that train does not have."""
+    """Val and test may not have a class that train lacks."""
     train = sources.get("train")
     for part, source in sources.items():
         unknown = [] if train is None else np.setdiff1d(source.targets, train.targets)
@@ -240,20 +239,20 @@ def _check_parts(addresses: Sequence[str], sources: dict[str, ShardSource]) -> N
             names = listed([source.labels[number] for number in unknown])
             raise VitrailError(
                 f"{addresses[0]} has images of {names} in {part} and none in train; "
-                "give every part the same classes"
+                "give every split the same classes"
             )
 
 
 def _by_name(used: set[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Classes in their order, and the number of each."""
-    labels = ordered(used)
+    """The number of each class, and the sorted classes."""
+    labels = sort_classes(used)
     return {label: number for number, label in enumerate(labels)}, labels
 
 
 def _numbered(
     used: set[str], addresses: Sequence[str], indices: Sequence[Index]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The number of each label: itself, where all are numbers; a list may then name the classes."""
+    """The number of each label: itself, if all are numbers; a list may then name the classes."""
     if not all(re.fullmatch("[0-9]{1,9}", label) for label in used):
         return _by_name(used)
     numbers = {label: int(label) for label in used}
@@ -266,14 +265,14 @@ def _numbered(
         return numbers, tuple(map(str, range(classes)))
     if len(names) < classes:
         raise VitrailError(
-            f"the class list of {addresses[0]} has {len(names)} lines and there is a label "
-            f"{classes - 1}; numbers begin with 0"
+            f"the class list of {addresses[0]} has {len(names)} lines, but there is a label "
+            f"{classes - 1}; labels start at 0"
         )
     return numbers, names
 
 
 def _class_list(address: str) -> tuple[str, ...]:
-    """The class list that lies beside a shard; empty where none does."""
+    """The class list beside a shard; empty if there is none."""
     folder = path_of(address).rpartition("/")[0] if "/" in address else "."
     for name in CLASS_LISTS:
         path = _fetched_list(f"{folder}/{name}") if is_url(address) else Path(folder, name)
@@ -283,7 +282,7 @@ def _class_list(address: str) -> tuple[str, ...]:
 
 
 def _fetched_list(url: str) -> Path:
-    """A class list of the web; an empty file remembers that there is none."""
+    """A class list on the web; an empty file in the cache means that there is none."""
     folder = cache_folder() / "shards" / "classes"
     try:
         return fetch_file(url, folder)
@@ -296,7 +295,7 @@ def _fetched_list(url: str) -> Path:
 
 
 def _unique(names: list[str], shards: list[str]) -> list[str]:
-    """Repeated names get their shard's before them; the first keeps its own."""
+    """Repeated names are prefixed with their shard's; the first one is unchanged."""
     if len(set(names)) == len(names):
         return names
     seen: set[str] = set()

@@ -1,7 +1,7 @@
-"""Decoded images in one flat file per split, mapped into memory: training never decodes twice.
+"""Stores: decoded images in one memory-mapped file per split, so that training never decodes.
 
-A store is a folder: `store.json` says what it holds, `train.pixels` has the pixels of all images
-one after another, `train.npz` their sizes, classes and names; likewise for val and test.
+A store is a folder: `store.json` describes it, `train.pixels` has the pixels of all images one
+after another, `train.npz` their sizes, classes and names; likewise for val and test.
 """
 
 import json
@@ -18,42 +18,42 @@ import numpy as np
 from jaxtyping import Int64, UInt8, UInt64
 from PIL import Image
 
-from vitrail.console import Advance
+from vitrail.console import Advance, log_progress
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import (
     Broken,
-    Data,
-    Dataset,
+    IndexedSource,
     Source,
+    Splits,
     image_or_reason,
-    joined,
-    separate,
+    pack_strings,
+    unpack_strings,
 )
-from vitrail.data.reading import in_threads
+from vitrail.data.decode import in_threads
 from vitrail.errors import FailureError, VitrailError, one_line
 
 _FORMAT = "vitrail store 1"
 
 
 @dataclass(frozen=True)
-class StoreSource(Dataset):
-    """Images of one split of a store."""
+class StoreSource(IndexedSource):
+    """One split of a store."""
 
     path: Path
     """The file of pixels."""
     written: int
-    """When that was, so that no map of an older store is taken for this one."""
+    """Its modification time, so that the map of an older store is not used for this one."""
     offsets: Int64[np.ndarray, " n"]
     shapes: Int64[np.ndarray, "n 2"]
     """Rows and columns."""
     hashes: UInt64[np.ndarray, " n"]
-    """Of the files that they were packed from (`vitrail.data.contents`); 0 where not known."""
+    """Content hashes of the original files (`vitrail.data.contents`); 0 if unknown."""
 
     def image(self, index: int) -> Image.Image:
         rows, columns = self.shapes[index].tolist()
         start = int(self.offsets[index])
         pixels = _mapped(self.path, self.written)[start : start + rows * columns * 3]
-        return Image.fromarray(pixels.reshape(rows, columns, 3))  # which copies them
+        return Image.fromarray(pixels.reshape(rows, columns, 3))  # a copy
 
 
 @lru_cache(8)
@@ -65,21 +65,19 @@ def _mapped(path: Path, written: int) -> UInt8[np.ndarray, " bytes"]:
 # Writing.
 
 
-def _no_progress(amount: int, total: int | None = None) -> None: ...
-
-
 def pack_data(
-    data: Data, folder: Path, *, side: int = 0, progress: Advance = _no_progress
+    data: Splits, folder: Path, *, side: int = 0, progress: Advance | None = None
 ) -> list[Broken]:
-    """Writes a store, all or nothing; returns the images that cannot be decoded, left out of it.
+    """Writes a store, completely or not at all; returns the images that cannot be decoded.
 
-    With a `side`, images whose short side is longer are shrunk to it.
+    With a `side`, images whose short side is longer are resized to it.
     """
     if side < 0:
         raise VitrailError(f"side={side}: expected pixels, or 0 to keep images as they are")
     if folder.exists():
-        raise VitrailError(f"{folder} exists; delete it, or choose another place for the store")
+        raise VitrailError(f"{folder} exists; delete it, or choose another folder for the store")
     broken: list[Broken] = []
+    progress = progress or log_progress("", visible=False)
     progress(0, sum(len(part.targets) for part in data.parts.values()))
     with _written_whole(folder) as temporary:
         for name, part in data.parts.items():
@@ -98,7 +96,7 @@ def pack_data(
 
 @contextmanager
 def _written_whole(folder: Path) -> Iterator[Path]:
-    """A folder under another name until all is in it; nothing stays of one that failed."""
+    """A folder that gets its name when it is complete, and is deleted on failure."""
     temporary = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
@@ -106,14 +104,13 @@ def _written_whole(folder: Path) -> Iterator[Path]:
         temporary.rename(folder)
     except OSError as error:
         raise FailureError(
-            f"cannot write {folder} ({one_line(error)}); free some space, or choose another place"
+            f"cannot write {folder} ({one_line(error)}); free some space, or choose another folder"
         ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _write_part(source: Source, stem: Path, side: int, progress: Advance) -> list[Broken]:
-    """The pixels and the index of one split."""
 
     def read(index: int) -> UInt8[np.ndarray, "y x 3"] | str:
         image = image_or_reason(source, index)
@@ -139,13 +136,13 @@ def _write_part(source: Source, stem: Path, side: int, progress: Advance) -> lis
         shapes=table[:, 1:],
         targets=source.targets[table[:, 0]],
         hashes=content_hashes(source)[table[:, 0]],
-        names=joined(source.names[index] for index in table[:, 0].tolist()),
+        names=pack_strings(source.names[index] for index in table[:, 0].tolist()),
     )
     return broken
 
 
 def shrunk(image: Image.Image, side: int) -> Image.Image:
-    """With a short side of at most `side`, the aspect ratio unchanged."""
+    """The image, resized to a short side of `side` if it is longer."""
     short = min(image.size)
     if not side or short <= side:
         return image
@@ -157,20 +154,19 @@ def shrunk(image: Image.Image, side: int) -> Image.Image:
 
 
 def is_store(where: Path) -> bool:
-    """Whether a path is a store's folder, or its description."""
+    """Whether a path is a store's folder, or its store.json."""
     return (where / "store.json").is_file() or (where.name == "store.json" and where.is_file())
 
 
-def open_store(where: Path) -> Data:
-    """The splits of a store, as they were packed."""
+def open_store(where: Path) -> Splits:
     folder = where if where.is_dir() else where.parent
     try:
         about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
         if about["format"] != _FORMAT:
-            raise VitrailError(f"{folder} was packed by another version; pack it again")
+            raise VitrailError(f"{folder} was packed by another version; pack the data again")
         labels = tuple(map(str, about["labels"]))
         parts = {str(part): _open_part(folder / str(part), labels) for part in about["parts"]}
-        return Data(name=str(about["name"]), **parts)
+        return Splits(name=str(about["name"]), **parts)
     except VitrailError:
         raise
     except (
@@ -181,11 +177,11 @@ def open_store(where: Path) -> Data:
 
 
 def _open_part(stem: Path, labels: tuple[str, ...]) -> StoreSource:
-    """One split; whether its two files belong together is checked before anything is read."""
+    """One split, after checking that its two files belong together."""
     path = stem.with_suffix(".pixels")
     with stem.with_suffix(".npz").open("rb") as raw, np.load(raw, allow_pickle=False) as file:
         offsets, shapes, targets = file["offsets"], file["shapes"], file["targets"]
-        names = separate(file["names"])
+        names = unpack_strings(file["names"])
         # Stores of earlier versions have none.
         hashes = file["hashes"] if "hashes" in file else np.zeros(len(targets), dtype=np.uint64)
     status = path.stat()
@@ -197,11 +193,13 @@ def _open_part(stem: Path, labels: tuple[str, ...]) -> StoreSource:
         or targets.min() < 0
         or targets.max() >= len(labels)
     ):
-        raise _damaged(stem.parent, f"the index of {stem.name} contradicts itself")
+        raise _damaged(stem.parent, f"the index of {stem.name} is inconsistent")
     if offsets.min() < 0 or ends.max() != status.st_size:
         raise _damaged(stem.parent, f"{path.name} has {status.st_size:,} of {ends.max():,} bytes")
     return StoreSource(labels, targets, names, path, status.st_mtime_ns, offsets, shapes, hashes)
 
 
 def _damaged(folder: Path, reason: str) -> VitrailError:
-    return VitrailError(f"{folder} is not a whole store ({reason}); delete it and pack it again")
+    return VitrailError(
+        f"{folder} is not a complete store ({reason}); delete it and pack the data again"
+    )

@@ -1,9 +1,8 @@
-"""Tar files of images: fetched when needed, indexed once, then read in any order.
+"""Tar files of images: downloaded when needed, indexed once, then read in any order.
 
-Those of the web are fetched when they are first read, and the least recently used ones are deleted
-to make room, so that data may be larger than the disk. An index says where in a tar each image
-lies, and what the tar says of its class; it is stored in the cache. It holds only facts: what they
-mean is decided when shards are opened.
+Those on the web are downloaded when they are first read, and the least recently used ones are
+deleted to make room, so that data may be larger than the disk. The index of a tar, which is cached,
+has the offset of each image and the label beside it; `shards.py` makes a dataset of them.
 """
 
 import hashlib
@@ -23,11 +22,10 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import Int64
 
-from vitrail.data.dataset import joined, separate, stable
+from vitrail.data.dataset import pack_strings, stable_name, unpack_strings
 from vitrail.data.folder import is_image, is_litter
-from vitrail.data.reading import write_cached
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import cache_folder, cached_path, fetch_file
+from vitrail.files import cache_folder, cached_path, fetch_file, write_cached
 
 T = TypeVar("T")
 
@@ -35,12 +33,12 @@ CLASS_LISTS = ("classes.txt", "labels.txt")
 """Files that name the classes, one per line, in the order of their numbers."""
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _BEGINNING = 1 << 16
-"""So many bytes of a shard are hashed."""
+"""Bytes of a shard that are hashed, to detect changes."""
 _BUDGET_GB = 20.0
-"""What fetched shards may take up, unless `$VITRAIL_SHARD_CACHE_GB` is set."""
+"""Disk space for downloaded shards, unless `$VITRAIL_SHARD_CACHE_GB` is set."""
 _OPEN_FILES = 64
 _TRIES = 3
-"""How often a shard is fetched that other processes keep deleting."""
+"""Downloads of a shard that other processes keep deleting."""
 
 
 # Files.
@@ -48,7 +46,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar file by its path or address, and what it was when it was indexed."""
+    """A tar file by its path or URL, with its length and hash when it was indexed."""
 
     address: str
     length: int
@@ -59,18 +57,17 @@ class Shard:
         return path_of(self.address).rpartition("/")[2]
 
     def read(self, offset: int, size: int) -> bytes:
-        """Some bytes of the shard, fetched first if need be."""
+        """Some bytes of the shard, which is downloaded first if necessary."""
         data = _opened(self).read(offset, size)
         if len(data) < size:
-            raise FailureError(f"{self.address} was cut short while it was in use; open it again")
+            raise FailureError(f"{self.address} was truncated while in use; open it again")
         return data
 
 
 class _OpenFile:
-    """A file that is read at any place, by several threads and forked processes at once.
+    """A file that several threads and forked processes read at any offset.
 
-    It closes with the last reference to it, and is never pickled: sources hold `Shard`s, and each
-    process opens its own files.
+    It closes with the last reference to it and is never pickled: each process opens its own.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,16 +86,16 @@ class _OpenFile:
             raise FailureError(f"cannot read {self.path} ({one_line(error)})") from None
 
     def is_deleted(self) -> bool:
-        """Whether closing this file would free its space on the disk."""
+        """Whether closing it would free its disk space."""
         return os.fstat(self.descriptor).st_nlink == 0
 
 
 files: dict[Shard, _OpenFile] = {}
-"""The shards that this process has open."""
+"""The open shards of this process."""
 
 
 def _opened(shard: Shard) -> _OpenFile:
-    """The shard's file, which stays open in this process; it must still be what was indexed."""
+    """The shard's file, which stays open; it must not have changed since it was indexed."""
     if (file := files.get(shard)) is not None:
         return file
     for other, file in list(files.items()):
@@ -113,7 +110,7 @@ def _opened(shard: Shard) -> _OpenFile:
 
 
 def on_file(address: str, use: Callable[[Path], T]) -> T:
-    """What `use` makes of the shard's file; other processes may delete a fetched one meanwhile."""
+    """`use` of the shard's file, which other processes may delete if it was downloaded."""
     for _ in range(_TRIES):
         try:
             return use(_local(address) if is_url(address) else Path(address))
@@ -121,22 +118,21 @@ def on_file(address: str, use: Callable[[Path], T]) -> T:
             if not (is_url(address) and isinstance(error, FileNotFoundError)):
                 raise FailureError(f"cannot read {address} ({one_line(error)})") from None
     raise FailureError(
-        f"{address} is deleted as soon as it is fetched; raise VITRAIL_SHARD_CACHE_GB"
+        f"{address} is deleted as soon as it is downloaded; raise VITRAIL_SHARD_CACHE_GB"
     )
 
 
 def is_url(address: str) -> bool:
-    """Whether a shard must be fetched."""
     return address.startswith(("http://", "https://"))
 
 
 def path_of(address: str) -> str:
-    """An address without what follows a question mark; in a path that is part of the name."""
+    """A URL without its query; a path may contain a question mark."""
     return address.partition("?")[0] if is_url(address) else address
 
 
 def fetched(url: str) -> Path:
-    """Where the shard behind an address is stored while there is room."""
+    """Where a downloaded shard is stored."""
     return cached_path(url, _fetched_folder())
 
 
@@ -145,7 +141,7 @@ def _fetched_folder() -> Path:
 
 
 def _local(url: str) -> Path:
-    """The fetched shard, marked as used just now."""
+    """The downloaded shard, marked as used now."""
     fresh = not fetched(url).exists()
     path = fetch_file(url, _fetched_folder())
     with suppress(OSError):
@@ -158,7 +154,7 @@ def _local(url: str) -> Path:
 def _make_room(folder: Path, newest: Path) -> None:
     """Deletes the least recently used shards until the rest is within the budget.
 
-    A process that has a deleted file open reads on: its bytes go when the last one closes it.
+    A process that has a deleted file open can still read it.
     """
     held: list[tuple[float, int, Path]] = []
     for path in folder.rglob("*"):
@@ -178,7 +174,7 @@ def _make_room(folder: Path, newest: Path) -> None:
 
 
 def _budget(folder: Path, held: int) -> float:
-    """How many bytes of shards may stay: as set, else 20 GB, or less on a small disk."""
+    """The most bytes of shards: as set, else 20 GB, or less on a small disk."""
     setting = os.environ.get("VITRAIL_SHARD_CACHE_GB")
     if setting is None:
         return min(_BUDGET_GB * 1e9, 0.8 * (held + shutil.disk_usage(folder).free))
@@ -186,7 +182,7 @@ def _budget(folder: Path, held: int) -> float:
         return float(setting) * 1e9
     except ValueError:
         raise VitrailError(
-            f"VITRAIL_SHARD_CACHE_GB={setting}: expected a number of gigabytes, such as 20"
+            f"VITRAIL_SHARD_CACHE_GB={setting}: expected gigabytes, such as 20"
         ) from None
 
 
@@ -195,19 +191,19 @@ def _budget(folder: Path, held: int) -> float:
 
 @dataclass(frozen=True)
 class Index:
-    """The images of one tar file, in the order in which they lie there."""
+    """The images of one tar file, in its order."""
 
     offsets: Int64[np.ndarray, " n"]
     sizes: Int64[np.ndarray, " n"]
     members: Sequence[str]
-    """The images' paths in the tar."""
+    """Paths in the tar."""
     labels: Sequence[str]
-    """The label beside each image; empty where there is none."""
+    """The label beside each image; empty if there is none."""
     classes: Sequence[str]
     """The lines of a class list in the tar."""
     length: int
     beginning: str
-    """The tar's size in bytes, and a hash of its first ones."""
+    """A hash of the tar's first bytes."""
     damage: str
     """Why the rest of the tar cannot be read."""
 
@@ -215,23 +211,23 @@ class Index:
         arrays = {
             "offsets": self.offsets,
             "sizes": self.sizes,
-            "members": joined(self.members),
-            "told": joined(self.labels),
-            "classes": joined(self.classes),
-            "shard": joined([str(self.length), self.beginning, self.damage]),
+            "members": pack_strings(self.members),
+            "told": pack_strings(self.labels),
+            "classes": pack_strings(self.classes),
+            "shard": pack_strings([str(self.length), self.beginning, self.damage]),
         }
         write_cached(path, lambda file: np.savez(file, **arrays))
 
     @staticmethod
     def load(path: Path) -> "Index | None":
-        """What `save` wrote; None where there is nothing, or something else."""
+        """What `save` wrote; None if there is nothing, or something else."""
         try:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 offsets, sizes = file["offsets"], file["sizes"]
                 members, labels, classes = (
-                    separate(file[x]) for x in ("members", "told", "classes")
+                    unpack_strings(file[x]) for x in ("members", "told", "classes")
                 )
-                length, beginning, damage = separate(file["shard"])
+                length, beginning, damage = unpack_strings(file["shard"])
             if not len(offsets) == len(sizes) == len(members) == len(labels):
                 return None
             return Index(offsets, sizes, members, labels, classes, int(length), beginning, damage)
@@ -239,10 +235,10 @@ class Index:
             return None
 
     def is_outdated(self, path: Path) -> bool:
-        """Whether something else has been fetched since: what lies behind an address may change."""
+        """Whether another version of the file has been downloaded since."""
         try:
             return (path.stat().st_size, _beginning_of(path)) != (self.length, self.beginning)
-        except OSError:  # not here now
+        except OSError:  # deleted
             return False
 
 
@@ -255,21 +251,19 @@ class _Sample:
     labels: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, int, int, str]]:
-        """One image where a label belongs to the key; each for itself where there is none."""
+        """One image if the key has a label; all of them if it has none."""
         label = self.labels.get("cls") or self.labels.get("json") or ""
         images = sorted(self.images, key=lambda image: not image[-1])
         return [(*image[:-1], label) for image in (images[:1] if label else self.images)]
 
 
 def build_index(path: Path, name: str) -> Index:
-    """One pass over a tar file from its beginning to its end."""
+    """Reads the headers of a tar file from its beginning to its end."""
     length, beginning = path.stat().st_size, _beginning_of(path)
     with path.open("rb") as file:
         if file.read(8).startswith(_COMPRESSED):
-            # Inside a compressed tar nothing can be found without reading all that lies before it.
-            raise VitrailError(
-                f"{name} is compressed; unpack it, or make an uncompressed tar of it"
-            )
+            # A compressed tar cannot be read at any offset.
+            raise VitrailError(f"{name} is compressed; decompress it to a plain .tar")
     samples: dict[str, _Sample] = {}
     classes: list[str] = []
     damage = ""
@@ -278,21 +272,21 @@ def build_index(path: Path, name: str) -> Index:
             for member in _whole_members(tar, length):
                 _add_member(tar, member, samples, classes)
             damage = _unread(path, tar.offset)
-    except (tarfile.TarError, ValueError, OverflowError) as error:  # the latter of odd headers
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # OverflowError: odd headers
         damage = one_line(error)
     rows = [row for sample in samples.values() for row in sample.rows()]
     if not rows:
         reason = f" ({damage})" if damage else ""
-        raise VitrailError(f"{name} holds no images{reason}; expected an uncompressed tar of them")
+        raise VitrailError(f"{name} has no images{reason}; expected an uncompressed tar of images")
     members, offsets, sizes, labels = zip(*rows, strict=True)
     at, lengths = (np.array(numbers, dtype=np.int64) for numbers in (offsets, sizes))
     return Index(at, lengths, members, labels, classes, length, beginning, damage)
 
 
 def _whole_members(tar: tarfile.TarFile, length: int) -> Iterator[tarfile.TarInfo]:
-    """The plain files of a tar, as far as they lie in it to their end."""
+    """The regular files of a tar that are not truncated."""
     while (member := tar.next()) is not None:
-        vars(tar)["members"] = []  # or a tar of a million files would fill the memory
+        vars(tar)["members"] = []  # or a tar of a million files would fill memory
         plain = member.isreg() and not member.issparse()
         if plain and member.offset_data + member.size <= length:
             yield member
@@ -302,7 +296,7 @@ def _add_member(
     tar: tarfile.TarFile, member: tarfile.TarInfo, samples: dict[str, _Sample], classes: list[str]
 ) -> None:
     """Adds a file to its sample, whose key is the path up to the first dot of the last name."""
-    path = stable(member.name.removeprefix("./"))
+    path = stable_name(member.name.removeprefix("./"))
     if any(map(is_litter, path.split("/"))):
         return
     folder, slash, name = path.rpartition("/")
@@ -336,10 +330,10 @@ def _label_in(text: str, suffix: str) -> str:
 
 
 def _unread(path: Path, offset: int) -> str:
-    """A tar ends with zeros; anything else where the walk stopped is not a file's header."""
+    """A tar ends with zeros; anything else where reading stopped is damage."""
     with path.open("rb") as file:
         file.seek(offset)
-        return "what follows is no tar" if file.read(512).strip(b"\0") else ""
+        return "what follows is not a tar" if file.read(512).strip(b"\0") else ""
 
 
 def _beginning_of(path: Path) -> str:

@@ -1,8 +1,8 @@
-"""Images that lie in a data set twice: the same pixels, or the same scene rescaled, compressed,
-brightened or cropped a little.
+"""Duplicate images in a dataset: equal pixels, or the same scene resized, compressed, brightened or
+slightly cropped.
 
-An image of train that comes back in test makes the accuracy on test look better than it is; the
-paper removes such images from its pre-training data (section 4.1).
+Training images with a duplicate in the test split inflate test accuracy; the paper removes such
+images from its pre-training data (section 4.1).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,52 +11,62 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.data.dataset import Broken, Data, Source, Subset
-from vitrail.data.reading import Progress
+from vitrail.console import Advance
+from vitrail.data.dataset import Broken, Source, Splits, Subset
 from vitrail.duplicates.fingerprints import Fingerprints, fingerprints
 from vitrail.duplicates.matching import EXACT, Rows, match
 from vitrail.errors import VitrailError
 
-DISTANCE = 8
-"""Bits of 64 that may differ between the hashes of near duplicates."""
-FARTHEST = 12
-"""Beyond, the search would take hours for a million images, and find strangers."""
+_FARTHEST = 12
+"""With more bits, the search would take hours for a million images and find unrelated ones."""
 _COMPARED = (
     *(("train", "test"), ("train", "val"), ("val", "test")),
     *((split, split) for split in ("train", "val", "test")),
 )
-"""The splits of one data set two by two, then each by itself."""
+"""The pairs of splits of one dataset, then each split by itself."""
+
+
+@dataclass(frozen=True)
+class MatchOptions:
+    """When two images count as duplicates."""
+
+    distance: int = 8
+    """Bits of the 64-bit hashes that may differ."""
+    crops: bool = True
+    """Whether one may be a crop of the other, by up to a tenth of each side."""
+    mirrored: bool = False
+    """Whether one may be a mirror image of the other."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two images that are one."""
+    """Two images that are duplicates."""
 
     first: str
     second: str
     kind: Literal["exact", "near"]
     distance: int
-    """Bits between their hashes; zero where the pixels are equal."""
+    """Bits between their hashes; zero if the pixels are equal."""
     labels: tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Section:
-    """The duplicates between two parts, or inside one."""
+    """The duplicates between two splits, or within one."""
 
     first: str
     second: str
     pairs: tuple[Pair, ...]
     leak: bool = False
-    """Whether images to measure on are among those to learn from or to choose by."""
+    """Whether images to evaluate on are among those to train on or to choose settings on."""
     same_labels: bool = True
-    """Whether a class of the one is the class of that name in the other."""
+    """Whether both splits have the same classes."""
     sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
-    """Where the images of the first and of the second part are."""
+    """The images of the first and of the second split."""
 
     @property
     def conflicts(self) -> tuple[Pair, ...]:
-        """One image in two classes."""
+        """Duplicates in different classes."""
         return tuple(pair for pair in self.pairs if self.same_labels and len(set(pair.labels)) > 1)
 
     def lines(self, most: int) -> list[str]:
@@ -82,19 +92,10 @@ class Section:
             lines.append(f"  … and {rest:,} more")
         return lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return {
-            "first": self.first,
-            "second": self.second,
-            "leak": self.leak,
-            "pairs": [asdict(pair) for pair in self.pairs],
-        }
-
 
 @dataclass(frozen=True)
 class Duplicates:
-    """All that was found, leaks first."""
+    """All duplicates found, leaks first."""
 
     name: str
     sections: tuple[Section, ...]
@@ -105,57 +106,63 @@ class Duplicates:
     def leaks(self) -> tuple[Section, ...]:
         return tuple(section for section in self.sections if section.leak and section.pairs)
 
+    def without_leaks(self, data: Splits) -> tuple[Subset, dict[str, str]]:
+        """Train without images that have a duplicate in held-out data, and why each is removed."""
+        removed = {
+            pair.first: f"duplicate of {pair.second} in {section.second}"
+            for section in reversed(self.leaks)
+            for pair in reversed(section.pairs)
+            if section.first == "train"
+        }
+        train = data.part("train")
+        rest = [index for index, name in enumerate(train.names) if name not in removed]
+        return Subset(train, np.array(rest, dtype=np.int64)), removed
+
     def lines(self, most: int = 10) -> list[str]:
         """For a terminal: at most so many pairs of each section."""
         lines = [line for section in self.sections for line in section.lines(most)]
-        lines = lines or [self._nothing()]
+        if not lines:
+            others = dict.fromkeys(one.second for one in self.sections if not one.same_labels)
+            inside = any(one.same_labels for one in self.sections) or not others
+            where = "" if inside else f" in {' or '.join(others)}"
+            lines = [f"no image of {self.name} has a duplicate{where}"]
         if self.broken:
             lines.append(f"{_counted(len(self.broken), 'broken image')} left out")
         return lines
 
-    def _nothing(self) -> str:
-        others = dict.fromkeys(one.second for one in self.sections if not one.same_labels)
-        if any(one.same_labels for one in self.sections) or not others:
-            return f"no two images of {self.name} look alike"
-        return f"no image of {self.name} comes back in {' or '.join(others)}"
-
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, with every pair."""
+        """As JSON values, with every pair."""
         return {
             "name": self.name,
-            "sections": [section.to_dict() for section in self.sections],
+            "sections": [
+                {
+                    "first": section.first,
+                    "second": section.second,
+                    "leak": section.leak,
+                    "pairs": [asdict(pair) for pair in section.pairs],
+                }
+                for section in self.sections
+            ],
             "broken": [list(broken) for broken in self.broken],
         }
 
 
-@dataclass(frozen=True)
-class Alike:
-    """When two images count as one."""
-
-    distance: int = DISTANCE
-    """Bits of 64 that may differ."""
-    crops: bool = True
-    """Whether one may be a crop of the other, by up to a tenth of each side."""
-    mirrored: bool = False
-    """Whether one may be a mirror image of the other."""
-
-
-_USUAL = Alike()
+_DEFAULT = MatchOptions()
 
 
 def find(
-    data: Data,
+    data: Splits,
     *,
-    against: Sequence[Data] = (),
+    against: Sequence[Splits] = (),
     inside: bool = True,
-    alike: Alike = _USUAL,
+    options: MatchOptions = _DEFAULT,
     workers: int = 0,
-    progress: Progress = None,
+    progress: Advance | None = None,
 ) -> Duplicates:
-    """Duplicates between a data set and others, and `inside` it, across its parts and within them.
+    """Duplicates between a dataset and others, and `inside` it, across and within its splits.
 
-    Of the others, what they hold out for val and test counts, or all of one without such parts.
-    Only the fingerprints of the data set and of one part of another are in memory at a time.
+    Of the others, only val and test count, or all of one that has neither. Only the fingerprints of
+    the dataset and of one split of another are in memory at a time.
     """
     own = {
         name: fingerprints(part, workers=workers, progress=progress)
@@ -171,11 +178,11 @@ def find(
             for first, prints in own.items():
                 names = (first, f"{second} of {other.name}")
                 leak = first == "train"
-                sections.append(_section(names, prints, theirs, alike, leak, same_labels=False))
+                sections.append(_section(names, prints, theirs, options, leak, same_labels=False))
     for names in _COMPARED if inside else ():
         if own.keys() >= set(names):
             first, second = (own[name] for name in names)
-            sections.append(_section(names, first, second, alike, leak=names[0] != names[1]))
+            sections.append(_section(names, first, second, options, leak=names[0] != names[1]))
     sections.sort(key=lambda section: not section.leak)
     return Duplicates(data.name, tuple(sections), tuple(broken))
 
@@ -184,21 +191,21 @@ def _section(
     names: tuple[str, str],
     first: Fingerprints,
     second: Fingerprints,
-    alike: Alike,
+    options: MatchOptions,
     leak: bool,
     same_labels: bool = True,
 ) -> Section:
-    """The duplicates between two parts, or inside one."""
-    found = tuple(pairs(first, None if second is first else second, **vars(alike)))
-    return Section(*names, found, leak, same_labels, (first.source, second.source))
+    found = pairs(first, None if second is first else second, **vars(options))
+    return Section(*names, tuple(found), leak, same_labels, (first.source, second.source))
 
 
 def pairs(a: Fingerprints, b: Fingerprints | None = None, **options: Any) -> list[Pair]:
-    """The duplicates within one set or across two, the surest first; options of `Alike`."""
-    alike = Alike(**options)
-    if not 0 <= alike.distance <= FARTHEST:
-        raise VitrailError(f"distance = {alike.distance}: expected 0 to {FARTHEST} of 64 bits")
-    matches = match(a, b, **vars(alike))
+    """The duplicates within one set or across two, the surest first; `options` are those of
+    `MatchOptions`."""
+    settings = MatchOptions(**options)
+    if not 0 <= settings.distance <= _FARTHEST:
+        raise VitrailError(f"distance = {settings.distance}: expected 0 to {_FARTHEST} of 64 bits")
+    matches = match(a, b, **vars(settings))
     one = _names_and_labels(a, matches[:, 0])
     two = _names_and_labels(a if b is None else b, matches[:, 1])
     result = [
@@ -217,27 +224,8 @@ def _names_and_labels(prints: Fingerprints, rows: Rows) -> Iterator[tuple[str, s
         yield names[index], labels[target]
 
 
-def without(data: Data, duplicates: Duplicates) -> tuple[Subset, tuple[str, ...]]:
-    """The train part without images that come back in val or test, and the names removed."""
-    train = data.part("train")
-    leaked = reasons(duplicates)
-    rest = [index for index, name in enumerate(train.names) if name not in leaked]
-    removed = tuple(name for name in train.names if name in leaked)
-    return Subset(train, np.array(rest, dtype=np.int64)), removed
-
-
-def reasons(duplicates: Duplicates) -> dict[str, str]:
-    """For each image of train that `without` removes, where it comes back."""
-    leaks = [section for section in duplicates.leaks if section.first == "train"]
-    return {
-        pair.first: f"comes back in {section.second} as {pair.second}"
-        for section in reversed(leaks)
-        for pair in reversed(section.pairs)
-    }
-
-
 def groups(pairs: Sequence[Pair]) -> list[list[str]]:
-    """Inside one part: the images that are all one, directly or through others."""
+    """The sets of images that are duplicates of each other, directly or through others."""
     leader: dict[str, str] = {}
 
     def lead(name: str) -> str:

@@ -1,5 +1,5 @@
-"""What an image looks like, in 280 bytes: enough to know it again after it was rescaled,
-compressed, brightened or cropped a little.
+"""Perceptual fingerprints of images, 280 bytes each, that survive resizing, compression, brightness
+changes and slight crops.
 
 A fingerprint is a digest of all pixels and a gray thumbnail. The 64-bit hash of a thumbnail holds
 the signs of its lowest frequencies (a DCT, as in pHash), so that hashes of the same scene differ in
@@ -16,8 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8, UInt64
 from PIL import Image
 
+from vitrail.console import Advance
 from vitrail.data.dataset import Broken, Source
-from vitrail.data.reading import Progress, read_all
+from vitrail.data.loader import read_all
 from vitrail.errors import FailureError, one_line
 
 _SIDE = 16
@@ -30,18 +31,18 @@ _ROOM = 0.13
 _RICH = 20.0
 """Frequencies over which the content of such an image is spread; photographs have about 25."""
 _FLAT = 3.0
-"""Images whose thumbnail varies by less, in gray levels, look alike only to the last pixel."""
+"""Images whose thumbnail varies by less, in gray levels, match only if their pixels are equal."""
 IN_MEMORY = 1 << 20
 """Images whose thumbnails stay in memory; those of more, at 256 bytes each, go to a file."""
 
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """The readable images of a source, by looks."""
+    """The fingerprints of a source's readable images."""
 
     source: Source
     indices: Int[np.ndarray, " n"]
-    """Their numbers in the source, in the order they were read."""
+    """In the source, in the order they were read."""
     digests: UInt8[np.ndarray, "n 16"]
     thumbnails: UInt8[np.ndarray, "n 256"]
     broken: tuple[Broken, ...] = ()
@@ -50,20 +51,22 @@ class Fingerprints:
         return len(self.indices)
 
 
-def fingerprints(source: Source, *, workers: int = 0, progress: Progress = None) -> Fingerprints:
-    """Read every image once, in the order they lie in; the broken ones are named and left out."""
+def fingerprints(
+    source: Source, *, workers: int = 0, progress: Advance | None = None
+) -> Fingerprints:
+    """Reads every image once; broken ones are named and left out."""
     count = len(source.targets)
     indices = np.zeros(count, dtype=np.int64)
     digests = np.zeros((count, _DIGEST), dtype=np.uint8)
-    thumbnails = _room_for(count)
+    thumbnails = _allocate(count)
     broken = {}
     rows = 0
-    for index, seen in read_all(source, fingerprint, workers=workers, progress=progress):
-        if isinstance(seen, Broken):
-            broken[index] = seen
+    for index, result in read_all(source, fingerprint, workers=workers, progress=progress):
+        if isinstance(result, Broken):
+            broken[index] = result
             continue
         indices[rows] = index
-        digests[rows], thumbnails[rows] = (np.frombuffer(part, np.uint8) for part in seen)
+        digests[rows], thumbnails[rows] = (np.frombuffer(part, np.uint8) for part in result)
         rows += 1
     return Fingerprints(
         source,
@@ -74,8 +77,8 @@ def fingerprints(source: Source, *, workers: int = 0, progress: Progress = None)
     )
 
 
-def _room_for(count: int) -> UInt8[np.ndarray, "n 256"]:
-    """Room for thumbnails: in memory, or for very many in a file that vanishes with them."""
+def _allocate(count: int) -> UInt8[np.ndarray, "n 256"]:
+    """Thumbnails in memory, or very many in a temporary file."""
     shape = (count, _SIDE * _SIDE)
     if count <= IN_MEMORY:
         return np.zeros(shape, dtype=np.uint8)
@@ -84,14 +87,13 @@ def _room_for(count: int) -> UInt8[np.ndarray, "n 256"]:
             return np.asarray(np.memmap(file, dtype=np.uint8, mode="w+", shape=shape))
     except OSError as error:
         raise FailureError(
-            f"cannot keep the fingerprints of {count:,} images ({one_line(error)}); free some "
-            "space, or name another place in TMPDIR"
+            f"cannot store the fingerprints of {count:,} images ({one_line(error)}); free some "
+            "space, or set TMPDIR to another folder"
         ) from None
 
 
 def fingerprint(image: Image.Image) -> tuple[bytes, bytes]:
-    """Digest and thumbnail. The digest is one of pixels: the same image in another container, or
-    with other metadata, has the same."""
+    """Digest and thumbnail. The digest is of the pixels, so format and metadata do not matter."""
     digest = hashlib.sha256(repr(image.size).encode())
     digest.update(image.tobytes())
     small = image.resize((_SIDE, _SIDE), Image.Resampling.BOX).convert("L")
@@ -100,27 +102,27 @@ def fingerprint(image: Image.Image) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True)
 class View:
-    """The image itself, or what else may have been made of it: a crop, a mirror image."""
+    """A linear map of thumbnails: the identity, a crop or a mirror image."""
 
     low: Float[np.ndarray, "256 64"]
     """From a thumbnail to the numbers whose signs are the hash."""
     detail: Float[np.ndarray, "256 k"]
-    """From a thumbnail to what it is compared by in the end."""
+    """From a thumbnail to the numbers by which candidates are compared."""
 
 
 @cache
 def views(*, crops: bool, mirrored: bool) -> tuple[View, ...]:
-    """The ways to see an image, beginning with the image as it is."""
-    places = [(0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)]
-    seen = [np.eye(_SIDE * _SIDE)]
+    """The identity, then crops and mirror images."""
+    corners = [(0.5, 0.5), (0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0)]
+    matrices = [np.eye(_SIDE * _SIDE)]
     if crops:
-        seen += [
-            np.kron(_window(part, y), _window(part, x)) for part in (0.95, 0.9) for y, x in places
+        matrices += [
+            np.kron(_window(part, y), _window(part, x)) for part in (0.95, 0.9) for y, x in corners
         ]
     if mirrored:
         flip = np.kron(np.eye(_SIDE), np.eye(_SIDE)[::-1])
-        seen += [matrix @ flip for matrix in seen]
-    return tuple(_view(matrix) for matrix in seen)
+        matrices += [matrix @ flip for matrix in matrices]
+    return tuple(_view(matrix) for matrix in matrices)
 
 
 def _window(part: float, place: float) -> Float[np.ndarray, "16 16"]:
@@ -135,15 +137,15 @@ def _window(part: float, place: float) -> Float[np.ndarray, "16 16"]:
 
 
 def _view(matrix: Float[np.ndarray, "256 256"]) -> View:
-    """What to compute from the thumbnail of an image for the thumbnail that `matrix` makes of it.
+    """Hash and detail of the thumbnail that `matrix` makes of a thumbnail.
 
-    In the detail, each frequency is scaled up by its height, since images have less of the higher
-    ones: otherwise a bright spot in the middle would be enough to look alike.
+    In the detail, frequencies are weighted by their height, since images have less of the higher
+    ones: otherwise a bright spot in the middle of both would be enough to match.
     """
     basis, height = _frequencies()
-    # The lowest frequencies differ least between images: dealt out among the bands of the search.
+    # The lowest frequencies differ least between images, so each band of the search gets a third.
     dealt = np.concatenate([basis[start:_HASH_BITS:3] for start in range(3)])
-    # Whole numbers sum to the same in any order, hence to the same hash on any machine.
+    # Integers have the same sum in any order, hence the same hash on any machine.
     low = np.rint((dealt @ matrix) * (1 << 16)).T
     detail = ((basis * height[:, None])[height <= _FINEST] @ matrix).T
     return View(low, detail.astype(np.float32))
@@ -160,21 +162,21 @@ def _frequencies() -> tuple[Float[np.ndarray, "255 256"], Float[np.ndarray, " 25
     return np.kron(cosines, cosines)[order], height[order]
 
 
-def hashes(thumbnails: UInt8[np.ndarray, "n 256"], seen: View) -> UInt64[np.ndarray, " n"]:
-    """The signs of the lowest frequencies of images, seen in one way."""
-    bits = np.packbits(thumbnails @ seen.low > 0, axis=1, bitorder="little")
+def hashes(thumbnails: UInt8[np.ndarray, "n 256"], view: View) -> UInt64[np.ndarray, " n"]:
+    """The signs of the lowest frequencies of a view of the thumbnails."""
+    bits = np.packbits(thumbnails @ view.low > 0, axis=1, bitorder="little")
     return bits.view("<u8")[:, 0]
 
 
-def look_alike(
-    one: UInt8[np.ndarray, "n 256"], one_seen: View, other: UInt8[np.ndarray, "n 256"], plain: View
+def same_scene(
+    one: UInt8[np.ndarray, "n 256"], view: View, other: UInt8[np.ndarray, "n 256"], plain: View
 ) -> Bool[np.ndarray, " n"]:
-    """Whether each thumbnail, seen in one way, agrees with its partner.
+    """Whether a view of each thumbnail correlates with its partner.
 
-    The correlation to reach comes nearer to 1 for images with little in them: a few dark lines
-    on white, or a sky that fades, agree by chance.
+    The threshold is closer to 1 for images with little content: a few dark lines on white, or a
+    gradient of the sky, correlate by chance.
     """
-    first, second = one @ one_seen.detail, other @ plain.detail
+    first, second = one @ view.detail, other @ plain.detail
     scale = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
     correlation = (first * second).sum(1) / np.maximum(scale, 1e-9)
     content = np.minimum(_richness(first), _richness(second)) / _RICH
@@ -188,5 +190,5 @@ def _richness(detail: Float[np.ndarray, "n k"]) -> Float[np.ndarray, " n"]:
 
 
 def is_flat(thumbnails: UInt8[np.ndarray, "n 256"]) -> Bool[np.ndarray, " n"]:
-    """Images of almost one color: what is left to compare in them is noise."""
+    """Images of almost one color, which differ only in noise."""
     return thumbnails.std(1) < _FLAT

@@ -1,4 +1,4 @@
-"""Which images of one set, or of two, are the same: by digest, then by hash and thumbnail."""
+"""Matches images of one set, or of two, by digest, then by hash and thumbnail."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int, UInt8, UInt64
 
-from vitrail.duplicates.fingerprints import Fingerprints, View, hashes, is_flat, look_alike, views
+from vitrail.duplicates.fingerprints import Fingerprints, View, hashes, is_flat, same_scene, views
 from vitrail.duplicates.hamming import near, repeated
 
 MOST = 1_000_000
-"""Pairs that are recorded; beyond, only those that name an image for the first time."""
+"""Pairs that are recorded; beyond, only those of an image that has none yet."""
 _CHUNK = 1 << 14
 EXACT = -1
 
@@ -25,17 +25,17 @@ class _Distinct:
 
     thumbnails: UInt8[np.ndarray, "n 256"]
     digests: np.ndarray
-    """Of each different image, in order."""
+    """Sorted, each once."""
     first: Int[np.ndarray, " m"]
     """The first row that holds it."""
     group: Int[np.ndarray, " n"]
     """For each row, which image it holds."""
     uneven: Int[np.ndarray, " u"]
-    """First rows again, of images that are not flat."""
+    """First rows of the images that are not flat."""
 
-    def hashes(self, seen: View) -> UInt64[np.ndarray, " u"]:
-        """The hashes of the images that are not flat, seen in one way."""
-        return _chunked(lambda some: hashes(some, seen), self.thumbnails, self.uneven)
+    def hashes(self, view: View) -> UInt64[np.ndarray, " u"]:
+        """The hashes of a view of the images that are not flat."""
+        return _chunked(lambda some: hashes(some, view), self.thumbnails, self.uneven)
 
     def rows(self, first: Int[np.ndarray, " some"]) -> tuple[Rows, Rows]:
         """All rows of the images with these first rows, after the position of each in `first`."""
@@ -47,7 +47,6 @@ class _Distinct:
 
 
 def _distinct(prints: Fingerprints) -> _Distinct:
-    """Each different image once."""
     keys = prints.digests.view(f"S{prints.digests.shape[1]}").reshape(-1)
     digests, first, group = np.unique(keys, return_index=True, return_inverse=True)
     flat = _chunked(is_flat, prints.thumbnails, first)
@@ -65,21 +64,21 @@ def _chunked(
 def match(
     a: Fingerprints, b: Fingerprints | None = None, *, distance: int, crops: bool, mirrored: bool
 ) -> _Matches:
-    """Pairs of rows that show the same, within one set or across two.
+    """Pairs of rows that are duplicates, within one set or across two.
 
     Among images with equal pixels each is paired with one of the others, so that a thousand
-    copies make a thousand pairs, not half a million; all of them are named.
+    copies make a thousand pairs, not half a million.
     """
-    seen = views(crops=crops, mirrored=mirrored)
+    all_views = views(crops=crops, mirrored=mirrored)
     one = _distinct(a)
     if b is None:
         copies = np.flatnonzero(one.first[one.group] != np.arange(len(a)))
         exact = _triples(one.first[one.group[copies]], copies, EXACT)
-        return np.concatenate([exact, _search(one, None, seen, distance)])
+        return np.concatenate([exact, _search(one, None, all_views, distance)])
     two = _distinct(b)
     _, i, j = np.intersect1d(one.digests, two.digests, assume_unique=True, return_indices=True)
     exact = _triples(one.first[i], two.first[j], EXACT)
-    found = _merge([exact, _search(one, two, seen, distance)])
+    found = _merge([exact, _search(one, two, all_views, distance)])
     position_a, rows_a = one.rows(found[:, 0])
     position_b, rows_b = two.rows(found[:, 1])
     return _merge(
@@ -90,12 +89,14 @@ def match(
     )
 
 
-def _search(one: _Distinct, two: _Distinct | None, seen: Sequence[View], distance: int) -> _Matches:
-    """Different pixels that look alike: images seen in each way, beside others as they are."""
-    plain = seen[0]
-    rounds = [(one, one if two is None else two, view, False) for view in seen]
+def _search(
+    one: _Distinct, two: _Distinct | None, all_views: Sequence[View], distance: int
+) -> _Matches:
+    """Near duplicates: each view of one set is compared with the other as it is."""
+    plain = all_views[0]
+    rounds = [(one, one if two is None else two, view, False) for view in all_views]
     if two is not None:
-        rounds += [(two, one, view, True) for view in seen[1:]]
+        rounds += [(two, one, view, True) for view in all_views[1:]]
     known = {id(side): side.hashes(plain) for side in (one, two) if side is not None}
     pairs = _Pairs(len(one.group), None if two is None else len(two.group))
     for left, right, view, swapped in rounds:
@@ -104,7 +105,7 @@ def _search(one: _Distinct, two: _Distinct | None, seen: Sequence[View], distanc
             new = pairs.is_new(*((j, i) if swapped else (i, j)))
             i, j = i[new], j[new]
             images, others = left.thumbnails[i], right.thumbnails[j]
-            good = look_alike(images, view, others, plain)
+            good = same_scene(images, view, others, plain)
             bits = np.bitwise_count(hashes(images[good], view) ^ hashes(others[good], plain))
             i, j = i[good], j[good]
             pairs.add(_triples(j, i, bits) if swapped else _triples(i, j, bits))
@@ -123,7 +124,7 @@ class _Pairs:
         self.named_others = self.named if others is None else np.zeros(others, dtype=bool)
 
     def is_new(self, i: Rows, j: Rows) -> Bool[np.ndarray, " k"]:
-        """Which pairs are worth a closer look."""
+        """Which pairs to compare by thumbnail."""
         new = i != j if self.inside else np.ones(len(i), dtype=bool)
         return new if self.count < MOST else new & ~(self.named[i] & self.named_others[j])
 
@@ -138,18 +139,17 @@ class _Pairs:
         self.count += len(pairs)
 
     def tidy(self) -> None:
-        """Drop what has been found again in another view."""
+        """Drops pairs that were found again in another view."""
         self.found = [_merge(self.found)]
         self.count = len(self.found[0])
 
 
 def _triples(i: Rows, j: Rows, bits: Rows | np.ndarray | int) -> _Matches:
-    """Columns side by side."""
     return np.stack([i, j, np.broadcast_to(bits, i.shape)], axis=1).astype(np.int64)
 
 
 def _merge(found: list[_Matches]) -> _Matches:
-    """Each pair once, as near as it was ever found."""
+    """Each pair once, with its smallest distance."""
     rows = np.concatenate([np.zeros((0, 3), dtype=np.int64), *found])
     rows = rows[np.lexsort(rows.T[::-1])]
     new = np.ones(len(rows), dtype=bool)

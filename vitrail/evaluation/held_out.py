@@ -9,8 +9,8 @@ from jaxtyping import Bool, UInt64
 
 from vitrail import runs
 from vitrail.data.contents import content_hashes
-from vitrail.data.dataset import Data, Joined, Source, subset
-from vitrail.data.opening import as_brought, open_data, same_data
+from vitrail.data.dataset import Joined, Source, Splits, subset
+from vitrail.data.opening import open_data, open_original, same_data
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier
 
@@ -36,7 +36,7 @@ def select_images(model: Classifier, data: str | Path, split: str = "") -> Selec
     By default, test of the data that the model was trained on, or of data that comes with a test
     split, and all of any other data.
     """
-    brought = as_brought(data)
+    brought = open_original(data)
     # Content hashes of the training images; None where they were not recorded.
     recorded = runs.training_image_hashes(model.file)
     if not split:
@@ -62,7 +62,7 @@ def select_images(model: Classifier, data: str | Path, split: str = "") -> Selec
     return Selection(source, split, left_out, note)
 
 
-def split_as_trained(model: Classifier, data: str | Path | Data) -> Data:
+def split_as_trained(model: Classifier, data: str | Path | Splits) -> Splits:
     """The data, split as in the model's training: split differently, test would hold images that
     it was trained on."""
     own = {k: v for k, v in model.training_data.items() if k not in ("source", "train_on")}
@@ -77,7 +77,7 @@ def is_recorded(source: Source, recorded: Hashes) -> Bool[np.ndarray, " n"]:
 
 
 def _was_trained_on(
-    model: Classifier, data: str | Path, brought: Data, recorded: Hashes | None
+    model: Classifier, data: str | Path, brought: Splits, recorded: Hashes | None
 ) -> bool:
     """Whether this is the model's training data, perhaps with more images by now; a few training
     images among others do not make it that."""
@@ -98,7 +98,7 @@ def _unseen(
     data: str | Path,
     source: Source,
     split: str,
-    divided: Data | None,
+    divided: Splits | None,
     recorded: Hashes | None,
 ) -> Bool[np.ndarray, " n"]:
     """Which images of a split the model was not trained on."""
@@ -122,7 +122,7 @@ def _explanation(
     model: Classifier,
     data: str | Path,
     split: str,
-    brought: Data,
+    brought: Splits,
     recorded: Hashes | None,
     everything: bool,
 ) -> str:

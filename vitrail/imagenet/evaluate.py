@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.catalog import data_folder
-from vitrail.data.dataset import Data
-from vitrail.data.opening import as_brought
+from vitrail.data.dataset import Splits
+from vitrail.data.opening import open_original
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.metrics import Predictions
@@ -85,7 +85,7 @@ def open_variant(labels: str, data: str | Path, split: str) -> tuple[ImageNetSub
     folder = Path(data).expanduser()
     if labels.startswith("objectnet") and (folder / "images").is_dir():
         data = folder / "images"
-    brought = as_brought(data, unlabeled=labels == "real")
+    brought = open_original(data, unlabeled=labels == "real")
     split = _split_of(brought, split)
     source = brought.part(split)
     folders = [folder, folder.parent, data_folder() / folder.name, data_folder()]
@@ -100,7 +100,7 @@ def open_variant(labels: str, data: str | Path, split: str) -> tuple[ImageNetSub
     return found, len(source.targets), split
 
 
-def _split_of(data: Data, split: str) -> str:
+def _split_of(data: Splits, split: str) -> str:
     """The requested split, or what stands for it: the only one of undivided data, and val, which
     papers on ImageNet test on."""
     if split not in data.parts and len(data.parts) == 1:

@@ -11,7 +11,7 @@ import torch
 from vitrail import config
 from vitrail.config import Config, build_config, set_value, to_flat
 from vitrail.console import say
-from vitrail.data.dataset import Data, Source
+from vitrail.data.dataset import Source, Splits
 from vitrail.data.opening import in_catalog, same_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
@@ -131,7 +131,7 @@ def _preprocessing(of_weights: Any, data: config.Data) -> Preprocessing:
     return replace(known or Preprocessing(), size=size, short_side=short_side)
 
 
-def apply_hyperrule(settings: Config, data: Data) -> Config:
+def apply_hyperrule(settings: Config, data: Splits) -> Config:
     """The settings with BiT's HyperRule applied, where it is on.
 
     It replaces defaults only; what a recipe or a user has set stays.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.config import Config
 from vitrail.console import TrainingBar
-from vitrail.data.loader import Batch
+from vitrail.data.loader import TrainingBatch
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.inputs import image_sheet
@@ -51,7 +51,7 @@ class Hooks:
     logged: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
 
-    def __call__(self, loop: Loop, batch: Batch) -> bool:
+    def __call__(self, loop: Loop, batch: TrainingBatch) -> bool:
         counters = loop.state.counters
         done_before, self.done = self.done, loop.done
         if counters.step == 1:
@@ -102,7 +102,7 @@ class Hooks:
                 if len(self.skipped) <= SKIPPED_SHOWN:
                     self.run.say(f"skipped  {reason}")
 
-    def _draw_sheet(self, loop: Loop, batch: Batch) -> None:
+    def _draw_sheet(self, loop: Loop, batch: TrainingBatch) -> None:
         """The first training images, as the model gets them."""
         objective = loop.state.objective
         if self.run.writes and objective.inputs is not None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from vitrail.config import Config
 from vitrail.data.augment import training_transform
 from vitrail.data.check import grid
-from vitrail.data.dataset import Data
-from vitrail.data.loader import Augmented, Batch, Share, Stream, training_batches
+from vitrail.data.dataset import Splits
+from vitrail.data.loader import Augmented, Share, Stream, TrainingBatch, training_batches
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.devices import Devices, cores
 from vitrail.errors import VitrailError
@@ -26,7 +26,7 @@ NO_VAL_IMAGE = "no image of val can be decoded; `vitrail data --check` lists the
 class ImageInputs:
     """Augmented batches of train, and how val is read."""
 
-    def __init__(self, model: Classifier, data: Data, config: Config, where: Devices) -> None:
+    def __init__(self, model: Classifier, data: Splits, config: Config, where: Devices) -> None:
         assert isinstance(model.preprocess, Preprocessing)
         self.preprocessing = model.preprocess
         self.data, self.config, self.where = data, config, where
@@ -38,7 +38,7 @@ class ImageInputs:
         mixing = bool(augment.mixup or augment.cutmix)
         self.share = process_share(source.targets, source.blocks, config, where, mixing)
 
-    def batches(self, start: int) -> Iterator[Batch]:
+    def batches(self, start: int) -> Iterator[TrainingBatch]:
         """From a step on, without end."""
         return training_batches(
             self.dataset,

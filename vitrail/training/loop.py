@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.loader import Batch, derive
+from vitrail.data.loader import TrainingBatch, derive
 from vitrail.devices import Devices, sync_gradients
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import TrainState
@@ -49,7 +49,9 @@ class Loop:
         counters = self.state.counters
         return self.schedule.total_steps(counters.step, counters.seconds)
 
-    def run(self, batches: Iterator[Batch], after_step: Callable[["Loop", Batch], bool]) -> None:
+    def run(
+        self, batches: Iterator[TrainingBatch], after_step: Callable[["Loop", TrainingBatch], bool]
+    ) -> None:
         """Goes through the batches; `after_step` logs, validates, saves, and may end the run."""
         counters = self.state.counters
         began = time.perf_counter() - counters.seconds
@@ -63,7 +65,7 @@ class Loop:
             if after_step(self, batch):
                 return
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: TrainingBatch) -> None:
         """One update."""
         state, step = self.state, self.state.counters.step
         self.lr = self.schedule.lr(step, self.done)
@@ -78,7 +80,7 @@ class Loop:
             state.ema.update(step)
         state.counters.step = step + 1
 
-    def _compute_gradients(self, batch: Batch) -> None:
+    def _compute_gradients(self, batch: TrainingBatch) -> None:
         """Forward and backward, in parts as large as fit into memory."""
         share = len(batch)
         while True:
@@ -94,7 +96,7 @@ class Loop:
                     raise
                 self._halve_microbatch(share)
 
-    def _accumulate(self, batch: Batch, part: int) -> Tensor:
+    def _accumulate(self, batch: TrainingBatch, part: int) -> Tensor:
         """The gradients of the batch's mean loss, and that loss."""
         state, devices, share = self.state, self.devices, len(batch)
         total = torch.zeros((), device=devices.device)

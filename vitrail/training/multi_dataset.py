@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitrail.data.catalog import CATALOG, data_folder, here
+from vitrail.data.catalog import data_folder, here, known_datasets
 from vitrail.data.opening import in_catalog
 from vitrail.runs import Run
 
@@ -40,7 +40,7 @@ def several(
 
 def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
     """One data set's name, place and scores; `absent` says why there are none."""
-    task = CATALOG[source].task if source in CATALOG else None
+    task = known_datasets()[source].task if source in known_datasets() else None
     return {
         "data": source,
         "title": source if task is None else task.title,
@@ -60,7 +60,7 @@ def whose(task: str) -> str:
         return "a folder of your own"
     if lists_of(task, place) is not None:
         return "the benchmark's 1,000"
-    brought = here(place / task, CATALOG[task])
+    brought = here(place / task, known_datasets()[task])
     if brought is not None and brings_thousand(brought):
         return "1,000 as the data has them"
     return "own draw of 1,000"

@@ -24,7 +24,7 @@ from vitrail.config import (
     with_settings,
 )
 from vitrail.console import say
-from vitrail.data.catalog import CATALOG
+from vitrail.data.catalog import known_datasets
 from vitrail.data.opening import same_data
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.runs import Run
@@ -189,8 +189,11 @@ def _locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
         return text, [], None
     if (name := text.removesuffix(".toml")) in recipe_names():
         return name, [], None
-    is_data = os.path.lexists(path) or text in CATALOG or "://" in text or ".tar" in text
+    is_data = os.path.lexists(path) or text in known_datasets() or "://" in text or ".tar" in text
     if is_data:
         return _DEFAULT, [("data.source", text)], None
-    hint = did_you_mean(text, [*recipe_names(), *CATALOG]) or "; `vitrail config` lists the recipes"
+    hint = (
+        did_you_mean(text, [*recipe_names(), *known_datasets()])
+        or "; `vitrail config` lists the recipes"
+    )
     raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known data set{hint}")

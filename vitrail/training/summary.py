@@ -11,7 +11,7 @@ from vitrail.config import Config
 from vitrail.console import duration
 from vitrail.data.check import absent_classes
 from vitrail.data.check import describe as inspect
-from vitrail.data.dataset import Data, Source
+from vitrail.data.dataset import Source, Splits
 from vitrail.devices import Devices
 from vitrail.model import Classifier
 from vitrail.model.variants import name
@@ -24,7 +24,7 @@ BY_CONTENT = "2:"
 
 def describe(
     config: Config,
-    data: Data,
+    data: Splits,
     model: Classifier,
     where: Devices,
     data_fingerprint: str,

@@ -17,7 +17,7 @@ from vitrail import runs
 from vitrail.config import Config, load_config, to_flat
 from vitrail.console import TrainingBar, count_progress, duration, import_optional, is_main, say
 from vitrail.data.contents import content_hashes
-from vitrail.data.dataset import Data, subset
+from vitrail.data.dataset import Splits, subset
 from vitrail.data.loader import derive
 from vitrail.data.opening import open_parts
 from vitrail.devices import Devices, choose_device, devices, out_of_memory_error, parallelize
@@ -120,7 +120,7 @@ def train_config(
             raise
 
 
-def _train_and_test(config: Config, data: Data, where: Devices, run: Run, test: bool) -> Run:
+def _train_and_test(config: Config, data: Splits, where: Devices, run: Run, test: bool) -> Run:
     torch.manual_seed(derive(config.seed))
     keep_head = where.broadcast(_keeps_head(run, config))
     labels = data.labels if config.train.uses_labels else ()
@@ -152,7 +152,7 @@ def _train_and_test(config: Config, data: Data, where: Devices, run: Run, test: 
 
 
 def _announce(
-    config: Config, data: Data, model: Classifier, where: Devices, run: Run, keep_head: bool
+    config: Config, data: Splits, model: Classifier, where: Devices, run: Run, keep_head: bool
 ) -> dict[str, str]:
     """Writes the facts of the run to run.json and its first lines to the terminal; returns the
     images that earlier sessions could not decode."""
@@ -169,7 +169,7 @@ def _announce(
 
 def _fit(
     config: Config,
-    data: Data,
+    data: Splits,
     model: Classifier,
     where: Devices,
     run: Run,
@@ -276,7 +276,7 @@ def _save_model(run: Run, model: Classifier, state: TrainState) -> None:
     save(copy, run.weights)
 
 
-def _evaluate_on_test(config: Config, data: Data, where: Devices, run: Run) -> None:
+def _evaluate_on_test(config: Config, data: Splits, where: Devices, run: Run) -> None:
     """Evaluates the saved model, read back from its file."""
     source = data.part("test")
     model = load(run.weights).to(where.device)
@@ -306,7 +306,7 @@ def _keeps_head(run: Run, config: Config) -> bool:
     return run.info().get("model", {}).get("keep_head", True)
 
 
-def _without_trained_on(data: Data, model: Classifier, init: str) -> Data:
+def _without_trained_on(data: Splits, model: Classifier, init: str) -> Splits:
     """The data, its test split without images that the initial weights were trained on."""
     recorded = runs.training_image_hashes(model.file)
     if recorded is None or data.test is None:
@@ -323,7 +323,7 @@ def _without_trained_on(data: Data, model: Classifier, init: str) -> Data:
     return replace(data, test=subset(data.test, ~seen))
 
 
-def _fingerprint(data: Data, model: Classifier, run: Run) -> str:
+def _fingerprint(data: Splits, model: Classifier, run: Run) -> str:
     """Identifies the training images, which are recorded in a new run."""
     source, resumed = data.part("train"), run.has_checkpoint()
     began = run.info().get("data", {}).get("fingerprint", "")

@@ -1,13 +1,20 @@
-"""VTAB's data sets that torchvision does not hand out as images with classes.
+"""VTAB's datasets that torchvision does not provide as images with classes.
 
-Each function gets the public files and makes sources of them, with the label rule it is given.
+Each function fetches the public files and opens them, with the label rule it is given. The rules
+are those of google-research/task_adaptation, which made the benchmark.
 """
 
 import csv
+import gzip
+import io
 import json
+import math
 import re
+import struct
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -19,11 +26,10 @@ from jaxtyping import Int
 from PIL import Image
 
 from vitrail.data.catalog import get
-from vitrail.data.dataset import Data, Dataset
+from vitrail.data.dataset import ArraySource, IndexedSource, Source, Splits, unwrap
 from vitrail.data.folder import FolderSource, read_classes
-from vitrail.errors import DamagedError, FailureError, one_line
+from vitrail.errors import DamagedError, FailureError, VitrailError, one_line
 from vitrail.files import fetch_file
-from vitrail.vtab.frames import Frames, mat_array, mat_rows, npz_array, npz_rows, whole
 
 DSPRITES = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz"
 _DSPRITES_URL = f"https://github.com/google-deepmind/dsprites-dataset/raw/master/{DSPRITES}"
@@ -36,36 +42,55 @@ _GRADED = {"image": ".+", "level": "[0-4]"}
 """Columns of retinopathy's tables."""
 _KITTI_DEVKIT_URL = "https://s3.eu-central-1.amazonaws.com/avg-kitti/devkit_object.zip"
 
+_CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
+_KITTI_METERS = (-100.0, 8.0, 20.0, 999.0)
+_NO_VEHICLE = 1000.0
+_VEHICLES = ("Car", "Van", "Truck")
+BYTES, WHOLE_NUMBERS = 0x1E3D4C55, 0x1E3D4C54
+"""What the files of small NORB begin with."""
+
 _Rule = Callable[[Any], Any]
-"""A label rule of `vtab_labels`."""
+"""From a dataset's own annotations to the class."""
 
 
-def from_hand(advice: str, name: str, folder: Path) -> Data:
-    """Data that nobody may hand out, or that has no public file to read."""
-    raise FailureError(f"{name} cannot be fetched for you; put {advice} in {folder / name}")
+def from_hand(advice: str, name: str, folder: Path) -> Splits:
+    """Data that may not be redistributed, or that has no public file to read."""
+    raise FailureError(f"{name} cannot be downloaded; put {advice} in {folder / name}")
 
 
-def caltech101(name: str, folder: Path) -> Data:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns whatever a damaged file raises into one line."""
+    try:
+        yield
+    except (
+        OSError, EOFError, ValueError, TypeError, LookupError, RuntimeError, MemoryError,
+        OverflowError, csv.Error, struct.error, zlib.error, zipfile.BadZipFile,
+    ) as error:  # fmt: skip
+        raise DamagedError(
+            f"cannot read {path} ({one_line(error)}); delete it and fetch it again"
+        ) from None
+
+
+def caltech101(name: str, folder: Path) -> Splits:
     """With the class of background images, which torchvision leaves out."""
     from torchvision import datasets
 
     get(datasets.Caltech101, {}, name, folder)
-    return Data(name=name, train=read_classes(folder / "caltech101" / "101_ObjectCategories"))
+    return Splits(name=name, train=read_classes(folder / "caltech101" / "101_ObjectCategories"))
 
 
 @dataclass(frozen=True)
-class Hdf5Source(Dataset):
-    """Images in an HDF5 file."""
-
+class Hdf5Source(IndexedSource):
     path: Path
 
     def image(self, index: int) -> Image.Image:
-        with whole(self.path), import_module("h5py").File(self.path) as file:
+        with _reading(self.path), import_module("h5py").File(self.path) as file:
             return Image.fromarray(file["x"][index]).convert("RGB")
 
 
-def camelyon(name: str, folder: Path) -> Data:
-    """Patches of tissue with or without a tumor, in the parts of PatchCamelyon."""
+def camelyon(name: str, folder: Path) -> Splits:
+    """Patches of tissue with or without a tumor, in the splits of PatchCamelyon."""
     from torchvision import datasets
 
     parts = {}
@@ -74,24 +99,23 @@ def camelyon(name: str, folder: Path) -> Data:
         place = folder / "pcam"
         stem = f"camelyonpatch_level_2_split_{part.replace('val', 'valid')}"
         parts[part] = _patches(place / f"{stem}_x.h5", place / f"{stem}_y.h5", part)
-    return Data(name=name, **parts)
+    return Splits(name=name, **parts)
 
 
 def _patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
-    """The images of one file with the classes of another."""
     open_file = import_module("h5py").File
-    with whole(labels), open_file(labels) as file:
+    with _reading(labels), open_file(labels) as file:
         targets = np.asarray(file["y"]).reshape(-1).astype(np.int64)
         if not np.isin(targets, (0, 1)).all():
             raise ValueError("expected classes 0 and 1")
-    with whole(pixels), open_file(pixels) as file:
+    with _reading(pixels), open_file(pixels) as file:
         if len(file["x"]) != len(targets):
             raise ValueError(f"{len(file['x']):,} images and {len(targets):,} labels")
     names = [f"{part}/{number}" for number in range(len(targets))]
     return Hdf5Source(("normal", "tumour"), targets, names, pixels)
 
 
-def retinopathy(name: str, folder: Path) -> Data:
+def retinopathy(name: str, folder: Path) -> Splits:
     """Kaggle's layout: `trainLabels.csv` for train/, `retinopathy_solution.csv` for test/, whose
     public half is val."""
     place = folder / name
@@ -108,7 +132,7 @@ def retinopathy(name: str, folder: Path) -> Data:
         part: [row for row in solution if row["Usage"] == usage]
         for part, usage in {"val": "Public", "test": "Private"}.items()
     }
-    return Data(
+    return Splits(
         name=name,
         train=_graded(place / "train", _table_of(train, _GRADED)),
         val=_graded(place / "test", halves["val"]),
@@ -119,63 +143,58 @@ def retinopathy(name: str, folder: Path) -> Data:
 def _table_of(path: Path, columns: Mapping[str, str]) -> list[dict[str, str]]:
     """Some columns of a CSV file, each with the pattern of its values."""
     rows = []
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            for row in reader:
-                values = {name: (row.get(name) or "").strip() for name in columns}
-                for name, pattern in columns.items():
-                    if not re.fullmatch(pattern, values[name]):
-                        raise ValueError(
-                            f"line {reader.line_num} has the {name} '{values[name]}'; "
-                            f"expected {pattern}"
-                        )
-                rows.append(values)
-    except (OSError, ValueError, csv.Error) as error:
-        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+    with _reading(path), path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            values = {name: (row.get(name) or "").strip() for name in columns}
+            for name, pattern in columns.items():
+                if not re.fullmatch(pattern, values[name]):
+                    raise ValueError(
+                        f"line {reader.line_num} has the {name} '{values[name]}'; "
+                        f"expected {pattern}"
+                    )
+            rows.append(values)
     return rows
 
 
 def _graded(folder: Path, rows: Sequence[Mapping[str, str]]) -> FolderSource:
-    """Images with their grade of retinopathy, 0 to 4."""
     targets = np.array([int(row["level"]) for row in rows], dtype=np.int64)
     files = [f"{row['image']}.jpeg" for row in rows]
     return FolderSource(tuple("01234"), targets, files, folder, files)
 
 
-def clevr(rule: _Rule, name: str, folder: Path) -> Data:
-    """Scenes of simple objects, labeled by a rule about them; CLEVR's own val part is test."""
+def clevr(rule: _Rule, name: str, folder: Path) -> Splits:
+    """Scenes of simple objects, labeled by a rule about them; CLEVR's own val split is test."""
     from torchvision import datasets
 
     place = folder / "clevr" / "CLEVR_v1.0"
     if not place.is_dir():
         get(datasets.CLEVRClassification, {"split": "train"}, name, folder)
     train, test = (_scenes(place, part, rule) for part in ("train", "val"))
-    return Data(name=name, train=train, test=test)
+    return Splits(name=name, train=train, test=test)
 
 
 def _scenes(place: Path, part: str, rule: _Rule) -> FolderSource:
-    """The images of a part, by the order of their names."""
+    """The images of a split, in the order of their names."""
     path = place / "scenes" / f"CLEVR_{part}_scenes.json"
-    try:
-        all_scenes = json.loads(path.read_text(encoding="utf-8"))["scenes"]
-        labeled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in all_scenes)
-    except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+    with _reading(path):
+        scenes = json.loads(path.read_text(encoding="utf-8"))["scenes"]
+        labeled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in scenes)
     files = [file for file, _ in labeled]
     targets = np.array([target for _, target in labeled], dtype=np.int64)
     return FolderSource(_numbers(targets), targets, files, place / "images" / part, files)
 
 
-def dsprites(rule: _Rule, name: str, folder: Path) -> Data:
+def dsprites(rule: _Rule, name: str, folder: Path) -> Splits:
     """White shapes on black, labeled by a rule about their latent factors."""
     path = folder / "dsprites" / DSPRITES
     if not path.is_file():
         path = fetch_file(_DSPRITES_URL)
-    targets = np.asarray(rule(npz_array(path, "latents_classes")), dtype=np.int64)
+    with _reading(path), path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        targets = np.asarray(rule(file["latents_classes"]), dtype=np.int64)
     names = [str(number) for number in range(len(targets))]
     read = partial(_white_on_black, path)
-    return Data(name=name, train=Frames(_numbers(targets), targets, names, read))
+    return Splits(name=name, train=Frames(_numbers(targets), targets, names, read))
 
 
 def _white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
@@ -183,7 +202,7 @@ def _white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
     return npz_rows(path, "imgs", wanted) * np.uint8(255)
 
 
-def smallnorb(rule: _Rule, name: str, folder: Path) -> Data:
+def smallnorb(rule: _Rule, name: str, folder: Path) -> Splits:
     """Toys on a turntable, the left camera's image, labeled by a rule about how they stand."""
     parts = {}
     for part, stem in SMALLNORB.items():
@@ -191,7 +210,7 @@ def smallnorb(rule: _Rule, name: str, folder: Path) -> Data:
         names = [f"{part}/{number}" for number in range(len(targets))]
         read = partial(mat_rows, _matrix(folder, f"{stem}-dat.mat"))
         parts[part] = Frames(_numbers(targets), targets, names, read)
-    return Data(name=name, **parts)
+    return Splits(name=name, **parts)
 
 
 def _matrix(folder: Path, file: str) -> Path:
@@ -201,8 +220,8 @@ def _matrix(folder: Path, file: str) -> Path:
     return found or fetch_file(f"{_SMALLNORB_URL}{file}.gz")
 
 
-def kitti(rule: _Rule, name: str, folder: Path) -> Data:
-    """Street scenes, labeled by a rule about the vehicles in them, parted by video as TFDS does:
+def kitti(rule: _Rule, name: str, folder: Path) -> Splits:
+    """Street scenes, labeled by a rule about the vehicles in them, split by video as in TFDS:
     frames of one video are nearly the same image."""
     from torchvision import datasets
 
@@ -211,39 +230,31 @@ def kitti(rule: _Rule, name: str, folder: Path) -> Data:
     devkit = place / "devkit_object.zip"
     videos = _videos_of(devkit if devkit.is_file() else fetch_file(_KITTI_DEVKIT_URL))
     parts = {}
-    for part, numbers_of_part in by_video(videos).items():
-        stems = [f"{number:06d}" for number in numbers_of_part]
-        labels = [place / "training" / "label_2" / f"{stem}.txt" for stem in stems]
-        targets = np.array([_ruled(rule, path) for path in labels], dtype=np.int64)
+    for part, frames in by_video(videos).items():
+        stems = [f"{frame:06d}" for frame in frames]
+        targets = np.zeros(len(stems), dtype=np.int64)
+        for i, stem in enumerate(stems):
+            path = place / "training" / "label_2" / f"{stem}.txt"
+            with _reading(path):
+                targets[i] = rule(path.read_text(encoding="utf-8").splitlines())
         files = [f"{stem}.png" for stem in stems]
         images = place / "training" / "image_2"
         parts[part] = FolderSource(tuple("0123"), targets, files, images, files)
-    return Data(name=name, **parts)
-
-
-def _ruled(rule: _Rule, path: Path) -> int:
-    """What a rule says about the lines of a label file."""
-    try:
-        return rule(path.read_text(encoding="utf-8").splitlines())
-    except (OSError, IndexError, ValueError) as error:
-        raise DamagedError(f"cannot read {path} ({one_line(error)})") from None
+    return Splits(name=name, **parts)
 
 
 def _videos_of(devkit: Path) -> list[str]:
     """The video of each image, by the image's number."""
-    try:
-        with zipfile.ZipFile(devkit) as archive:
-            order = archive.read("mapping/train_rand.txt").decode()
-            frames = archive.read("mapping/train_mapping.txt").decode().splitlines()
+    with _reading(devkit), zipfile.ZipFile(devkit) as archive:
+        order = archive.read("mapping/train_rand.txt").decode()
+        frames = archive.read("mapping/train_mapping.txt").decode().splitlines()
         # The file counts lines from one.
         return [frames[int(line) - 1].split()[1] for line in order.split(",")]
-    except (OSError, KeyError, IndexError, ValueError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"cannot read {devkit} ({one_line(error)}); fetch it again") from None
 
 
 def by_video(videos: Sequence[str]) -> dict[str, list[int]]:
-    """The images of each split: a tenth of the videos each for val
-    and test, drawn as TFDS draws them (numpy's old generator, seed 123)."""
+    """The images of each split: a tenth of the videos each for val and test, drawn as in TFDS
+    (numpy's old generator, seed 123)."""
     draw = np.random.RandomState(123)
     every = sorted(set(videos))
     tenth = max(1, len(every) // 10)
@@ -256,5 +267,135 @@ def by_video(videos: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _numbers(targets: Int[np.ndarray, " n"]) -> tuple[str, ...]:
-    """Classes that have no names."""
     return tuple(map(str, range(int(targets.max(initial=0)) + 1)))
+
+
+# Small images in one large file.
+
+
+@dataclass(frozen=True)
+class Frames(IndexedSource):
+    """Images in a file that is read from its beginning to its end."""
+
+    read: Callable[[np.ndarray], np.ndarray]
+    """The pixels of some images, by their indices."""
+
+    def image(self, index: int) -> Image.Image:
+        return Image.fromarray(self.read(np.array([index]))[0]).convert("RGB")
+
+
+def in_memory(source: Source) -> Source:
+    """Frames with their pixels loaded; any other source unchanged."""
+    base, indices = unwrap(source)
+    if not isinstance(base, Frames):
+        return source
+    return ArraySource(source.labels, source.targets, source.names, base.read(indices))
+
+
+def _rows(
+    file: Any, length: int, shape: tuple[int, ...], wanted: Int[np.ndarray, " m"]
+) -> np.ndarray:
+    """The wanted rows of a stream, each of `length` bytes that begin with an image of `shape`."""
+    size = math.prod(shape)
+    pixels = np.empty((len(wanted), size), dtype=np.uint8)
+    place = 0
+    for number in np.argsort(wanted, kind="stable").tolist():
+        row = int(wanted[number])
+        file.seek((row - place) * length, io.SEEK_CUR)  # ahead only: the stream may be compressed
+        found = file.read(length)
+        if len(found) < length:
+            raise EOFError("the file ends too early")
+        place = row + 1
+        pixels[number] = np.frombuffer(found, np.uint8, size)
+    return pixels.reshape(len(wanted), *shape)
+
+
+def npz_rows(path: Path, name: str, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
+    """Rows of an array in an npz file, without the gigabytes of all its rows."""
+    with _reading(path), zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
+        np.lib.format.read_magic(file)
+        shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
+        if by_columns or kind.itemsize != 1:
+            raise ValueError(f"{name} has no rows of bytes")
+        return _rows(file, math.prod(shape[1:]), shape[1:], wanted)
+
+
+def mat_rows(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
+    """The left images of some of the pairs in a file of small NORB."""
+    with _reading(path), _opened(path) as file:
+        kind, shape = _mat_header(file)
+        if kind != BYTES:
+            raise ValueError("not a matrix of bytes")
+        return _rows(file, math.prod(shape[1:]), shape[2:], wanted)
+
+
+def mat_array(path: Path) -> Int[np.ndarray, "..."]:
+    """A matrix of integers from a file of small NORB."""
+    with _reading(path), _opened(path) as file:
+        kind, shape = _mat_header(file)
+        if kind != WHOLE_NUMBERS:
+            raise ValueError("not a matrix of whole numbers")
+        return np.frombuffer(file.read(4 * math.prod(shape)), "<i4").reshape(shape)
+
+
+def _mat_header(file: io.BufferedIOBase) -> tuple[int, tuple[int, ...]]:
+    """Type and shape of a matrix of small NORB; the file always gives three dimensions or more."""
+    kind, dimensions = struct.unpack("<2i", file.read(8))
+    if kind not in (BYTES, WHOLE_NUMBERS) or not 0 < dimensions < 8:
+        raise ValueError("not a matrix of small NORB")
+    shape = struct.unpack(f"<{max(3, dimensions)}i", file.read(4 * max(3, dimensions)))
+    return kind, shape[:dimensions]
+
+
+def _opened(path: Path) -> io.BufferedIOBase:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+# Label rules.
+
+
+def _above(thresholds: Sequence[float], value: float) -> int:
+    """The index of the last threshold that is strictly below the value."""
+    below = [number for number, threshold in enumerate(thresholds) if threshold < value]
+    if not below:
+        raise VitrailError(f"a distance of {value:g} is below {thresholds[0]:g}; check the labels")
+    return below[-1]
+
+
+def clevr_count(objects: Sequence[Mapping[str, Any]]) -> int:
+    """Three to ten objects."""
+    if not 3 <= len(objects) <= 10:
+        raise VitrailError(f"a CLEVR scene has {len(objects)} objects; expected 3 to 10")
+    return len(objects) - 3
+
+
+def clevr_distance(objects: Sequence[Mapping[str, Any]]) -> int:
+    """How far the nearest object is from the camera."""
+    return _above(_CLEVR_DEPTHS, min(float(one["pixel_coords"][2]) for one in objects))
+
+
+def kitti_distance(lines: Iterable[str]) -> int:
+    """How far ahead the nearest car, van or truck is, from the lines of a label file."""
+    found = [line.split() for line in lines]
+    ahead = [float(words[13]) for words in found if words and words[0] in _VEHICLES]
+    return _above(_KITTI_METERS, min(ahead, default=_NO_VEHICLE))
+
+
+def dsprites_location(classes: Int[np.ndarray, "n 6"]) -> Int[np.ndarray, " n"]:
+    """Sixteen columns out of 32; the latent factors are color, shape, scale, orientation, x, y."""
+    return classes[:, 4] // 2
+
+
+def dsprites_orientation(classes: Int[np.ndarray, "n 6"]) -> Int[np.ndarray, " n"]:
+    """Sixteen ranges of the 40 orientations."""
+    return np.floor_divide(classes[:, 3], 2.5).astype(np.int64)
+
+
+def smallnorb_azimuth(info: Int[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
+    """Eighteen directions, which the file numbers 0, 2, … 34."""
+    return info[:, 2].astype(np.int64) // 2
+
+
+def smallnorb_elevation(info: Int[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
+    """Nine heights of the camera."""
+    return info[:, 1].astype(np.int64)

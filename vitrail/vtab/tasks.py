@@ -2,9 +2,9 @@
 TensorFlow.
 
 800 images are for training and 200 for choosing settings; the final model trains on both and is
-tested on the whole test split. Which 1,000 they are follows from the order in which TensorFlow
-Datasets stores them: file lists have those very images; from anywhere else, this project draws its
-own, and says so.
+tested on the whole test split. The benchmark's 1,000 images follow from the order in which
+TensorFlow Datasets stores them: file lists name those; from other sources, this project draws its
+own and says so.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,11 @@ import numpy as np
 from jaxtyping import Int
 
 from vitrail.console import say
-from vitrail.data.catalog import FLAG, PETS, THREE, TWO, WHOLE, Entry, tv
-from vitrail.data.dataset import Data, Renamed, Source, Subset, positions
+from vitrail.data.catalog import FLAG, PETS, THREE, TWO, WHOLE, CatalogEntry, tv
+from vitrail.data.dataset import Renamed, Source, Splits, Subset, positions
 from vitrail.data.folder import holds_lists, open_lists
 from vitrail.errors import VitrailError
 from vitrail.vtab import files
-from vitrail.vtab import labels as rules
-from vitrail.vtab.frames import in_memory
 
 _TRAIN, _VAL = 800, 200
 """Images of train and of val."""
@@ -44,7 +42,7 @@ class Task:
     """Images of the parts that the 1,000 come from and of test: train, val, test."""
     lists: str
     """What the folder of its file lists is called."""
-    fetch: Callable[[str, Path], Data]
+    fetch: Callable[[str, Path], Splits]
     """Gets the public files: name of the catalog and folder of all data sets."""
     labels: tuple[str, ...] = ()
     """What its derived classes mean; empty where the data names them itself."""
@@ -107,11 +105,11 @@ TASKS: dict[str, Task] = {
     ),
     "clevr_count": Task(
         title="Clevr-Count", group="structured", classes=8, whole=_CLEVR, lists="clevr_count",
-        fetch=partial(files.clevr, rules.clevr_count), labels=tuple(map(str, range(3, 11))),
+        fetch=partial(files.clevr, files.clevr_count), labels=tuple(map(str, range(3, 11))),
     ),
     "clevr_dist": Task(
         title="Clevr-Dist", group="structured", classes=6, whole=_CLEVR, lists="clevr_dist",
-        fetch=partial(files.clevr, rules.clevr_distance), labels=_DEPTHS,
+        fetch=partial(files.clevr, files.clevr_distance), labels=_DEPTHS,
     ),
     "dmlab": Task(
         title="DMLab", group="structured", classes=6, whole=(65_550, 22_628, 22_735),
@@ -120,32 +118,32 @@ TASKS: dict[str, Task] = {
     ),
     "dsprites_loc": Task(
         title="dSpr-Loc", group="structured", classes=16, whole=_SPRITES, lists="dsprites_loc",
-        fetch=partial(files.dsprites, rules.dsprites_location),
+        fetch=partial(files.dsprites, files.dsprites_location),
     ),
     "dsprites_ori": Task(
         title="dSpr-Ori", group="structured", classes=16, whole=_SPRITES, lists="dsprites_ori",
-        fetch=partial(files.dsprites, rules.dsprites_orientation),
+        fetch=partial(files.dsprites, files.dsprites_orientation),
     ),
     "kitti_dist": Task(
         title="KITTI-Dist", group="structured", classes=4, whole=(6_347, 423, 711),
-        lists="kitti", fetch=partial(files.kitti, rules.kitti_distance), labels=METERS,
+        lists="kitti", fetch=partial(files.kitti, files.kitti_distance), labels=METERS,
     ),
     "smallnorb_azim": Task(
         title="sNORB-Azim", group="structured", classes=18, whole=_NORB, lists="smallnorb_azi",
-        fetch=partial(files.smallnorb, rules.smallnorb_azimuth), halved=True,
+        fetch=partial(files.smallnorb, files.smallnorb_azimuth), halved=True,
     ),
     "smallnorb_elev": Task(
         title="sNORB-Elev", group="structured", classes=9, whole=_NORB, lists="smallnorb_ele",
-        fetch=partial(files.smallnorb, rules.smallnorb_elevation), halved=True,
+        fetch=partial(files.smallnorb, files.smallnorb_elevation), halved=True,
     ),
 }  # fmt: skip
 """By the last part of their names in the catalog, in the order of Table 9."""
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, CatalogEntry]:
     """The tasks as entries of the catalog."""
     return {
-        f"vtab/{short}": Entry(
+        f"vtab/{short}": CatalogEntry(
             f"VTAB-1k: {task.title}",
             task.classes,
             _TRAIN + _VAL + task.whole[2],
@@ -167,13 +165,13 @@ def lists_of(name: str, folder: Path) -> Path | None:
     return next((place for place in places if holds_lists(place)), None)
 
 
-def _from_lists(name: str, folder: Path) -> Data | None:
+def _from_lists(name: str, folder: Path) -> Splits | None:
     """A task with the benchmark's own 1,000 images, where their lists are there."""
     place = lists_of(name, folder)
     return None if place is None else open_lists(place)
 
 
-def as_vtab(short: str, data: Data) -> Data:
+def as_vtab(short: str, data: Splits) -> Splits:
     """The 800, the 200 and test, out of whatever parts the data brings."""
     task, name = TASKS[short], f"vtab/{short}"
     if brings_thousand(data) and data.test is None:
@@ -190,16 +188,16 @@ def as_vtab(short: str, data: Data) -> Data:
             "benchmark's own come from file lists (docs/transfer.md)"
         )
         data = _thousand(name, parted(task, data))
-    parts = {part: _named(name, task, in_memory(x)) for part, x in data.parts.items()}
-    return Data(name=name, **parts)
+    parts = {part: _named(name, task, files.in_memory(x)) for part, x in data.parts.items()}
+    return Splits(name=name, **parts)
 
 
-def brings_thousand(data: Data) -> bool:
+def brings_thousand(data: Splits) -> bool:
     """Whether somebody drew the 1,000 images already."""
     return sizes(data)[:2] in ((_TRAIN, _VAL), (_TRAIN + _VAL, 0))
 
 
-def sizes(data: Data) -> tuple[int, int, int]:
+def sizes(data: Splits) -> tuple[int, int, int]:
     """Images of train, val and test."""
     train, val, test = (
         0 if part is None else len(part.targets) for part in (data.train, data.val, data.test)
@@ -213,7 +211,7 @@ def tell_once(line: str) -> None:
     say(line)
 
 
-def parted(task: Task, data: Data) -> Data:
+def parted(task: Task, data: Splits) -> Splits:
     """With val and test as large as the benchmark's, taken from where it takes them."""
     train, val, test = data.part("train"), data.val, data.test
     if test is None and task.per_class:
@@ -224,7 +222,7 @@ def parted(task: Task, data: Data) -> Data:
     there = len(train.targets)
     counts = [round(there * n / (task.whole[0] + sum(wanted))) for n in wanted]
     rest, new_val, new_test = _drawn(train, there - sum(counts), *counts)
-    return Data(
+    return Splits(
         name=data.name,
         train=rest,
         val=new_val if val is None else val,
@@ -232,7 +230,7 @@ def parted(task: Task, data: Data) -> Data:
     )
 
 
-def _thousand(name: str, data: Data) -> Data:
+def _thousand(name: str, data: Splits) -> Splits:
     """The first 800 and 200 of this project's order."""
     few = {"train": _TRAIN, "val": _VAL}
     for part, n in few.items():

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vitrail.config import Config
-from vitrail.data.dataset import Data
+from vitrail.data.dataset import Splits
 from vitrail.devices import Devices
 from vitrail.model import Classifier
 from vitrail.training.inputs import ImageInputs
@@ -15,7 +15,7 @@ from vitrail.training.objectives.masked import MaskedPatches
 __all__ = ["Objective", "build_objective"]
 
 
-def build_objective(config: Config, model: Classifier, data: Data, where: Devices) -> Objective:
+def build_objective(config: Config, model: Classifier, data: Splits, where: Devices) -> Objective:
     """The objective of the settings, with the model inside and the data to train it on."""
     train = config.train
     model.train()

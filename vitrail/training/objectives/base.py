@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.data.loader import Batch
+from vitrail.data.loader import TrainingBatch
 from vitrail.training.inputs import ImageInputs
 
 
@@ -25,12 +25,12 @@ class Objective(nn.Module):
     features_computed: int = 0
     """Images whose features were computed before the first step, in all processes."""
 
-    def batches(self, start: int) -> Iterator[Batch]:
+    def batches(self, start: int) -> Iterator[TrainingBatch]:
         """The batches of this process from a step on, without end."""
         assert self.inputs is not None
         return self.inputs.batches(start)
 
-    def prepare(self, batch: Batch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
+    def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
         """Inputs and targets of some rows of a batch."""
         raise NotImplementedError
 

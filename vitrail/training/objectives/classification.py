@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrail.console import log_progress
 from vitrail.data.augment import mix, normalize
 from vitrail.data.dataset import Source
-from vitrail.data.loader import Batch, derive
+from vitrail.data.loader import TrainingBatch, derive
 from vitrail.devices import reshard
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metrics import summary
@@ -58,7 +58,7 @@ class Classification(Objective):
         weights = self.class_weights
         return losses if weights is None else losses * (truth @ weights)
 
-    def prepare(self, batch: Batch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
+    def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
         """Normalized pixels, mixed where the settings say so."""
         assert self.inputs is not None
         config, pre = self.inputs.config, self.inputs.preprocessing

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitrail.config import Config
 from vitrail.console import count_progress
-from vitrail.data.dataset import Data, Source
-from vitrail.data.loader import Batch
+from vitrail.data.dataset import Source, Splits
+from vitrail.data.loader import TrainingBatch
 from vitrail.devices import Devices
 from vitrail.evaluation.features import Features, extract, open_cache
 from vitrail.evaluation.metrics import summary
@@ -28,7 +28,7 @@ class LinearProbe(Classification):
     """Cross-entropy of a head on features of train and val without augmentation."""
 
     def __init__(
-        self, model: Classifier, data: Data, config: Config, where: Devices, **options: Any
+        self, model: Classifier, data: Splits, config: Config, where: Devices, **options: Any
     ) -> None:
         model.to(where.device).eval().requires_grad_(False)
         assert model.head is not None
@@ -57,16 +57,16 @@ class LinearProbe(Classification):
         # Small enough to be on the device as a whole.
         self.vectors, self.targets = train.vectors.to(where.device), train.targets.to(where.device)
 
-    def batches(self, start: int) -> Iterator[Batch]:
+    def batches(self, start: int) -> Iterator[TrainingBatch]:
         share = replace(self.share, start=start)
         chunks = iter(share)
         for step in count(start):
             chosen = [index for _ in range(share.chunks_per_step) for _, index in next(chunks)]
             rows = torch.tensor(chosen, device=self.device)
             images, targets = self.vectors[rows], self.targets[rows]
-            yield Batch(images=images, targets=targets, first=share.first(step))
+            yield TrainingBatch(images=images, targets=targets, first=share.first(step))
 
-    def prepare(self, batch: Batch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
+    def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
         return batch.images[rows], batch.targets[rows]
 
     @torch.no_grad()

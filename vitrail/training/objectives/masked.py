@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.console import log_progress
 from vitrail.data.augment import normalize
-from vitrail.data.loader import Batch, derive
+from vitrail.data.loader import TrainingBatch, derive
 from vitrail.devices import reshard
 from vitrail.errors import VitrailError
 from vitrail.evaluation.predictor import ImageBatches, eval_mode
@@ -105,7 +105,7 @@ class MaskedPatches(Objective):
         predicted = rearrange(predicted, "b m (k v) -> b v m k", v=LEVELS ** inputs.shape[1])
         return F.cross_entropy(predicted, truth, reduction="none").mean((1, 2))
 
-    def prepare(self, batch: Batch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
+    def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
         """Normalized pixels, and the noise that decides which patches are masked."""
         assert self.inputs is not None
         images = normalize(batch.images[rows], self.inputs.preprocessing)
