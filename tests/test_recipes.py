@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail import create, save, settings
+from vitrail import create, save
 from vitrail import load as load_model
-from vitrail.config import RECIPES, Config, load_config, recipe_names, to_flat, to_toml
+from vitrail.config import RECIPES, Config, flatten, load_config, recipe_names, to_flat, to_toml
 from vitrail.data.catalog import known_datasets
 from vitrail.model.variants import describe
 from vitrail.training.train import train_config
@@ -29,7 +29,7 @@ def text_of(name: str) -> str:
 
 
 def flat(name: str) -> dict:
-    return dict(settings.flatten(tomllib.loads(text_of(name))))
+    return dict(flatten(tomllib.loads(text_of(name))))
 
 
 def as_read(value: object) -> object:
