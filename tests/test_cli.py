@@ -136,7 +136,7 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["inspect", "{weights}", "--out", "x", "--layers", "2"], "no attention layer 2: they are"),
         (["inspect", "{weights}", "--out", "x", "--class", "cat"], "this model has no class 'cat'"),
         (["inspect", "{weights}", "--out", "x", "--size", "8"], "hold no patch of 16 pixels"),
-        (["report", "no-run"], "no-run is no run folder"),
+        (["report", "no-run"], "no-run is not a run folder"),
         (["runs", "no-runs"], "no runs below no-runs"),
     ],
 )

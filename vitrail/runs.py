@@ -83,7 +83,8 @@ class Run:
     def info(self) -> dict[str, Any]:
         """What run.json says; empty where there is none."""
         info = read_json(self.folder / "run.json")
-        return info | {"cost": aliases.keys(info["cost"])} if info.get("cost") else info
+        cost = info.get("cost")
+        return info | {"cost": aliases.keys(cost)} if isinstance(cost, dict) else info
 
     def update(self, **facts: Any) -> None:
         """Changes facts in run.json."""
