@@ -184,7 +184,7 @@ def test_health_tells_that_the_thread_of_a_model_has_ended(model, monkeypatch):
         (thread,) = [x for x in set(threading.enumerate()) - before if x.name.startswith("model")]
         end(thread)
         status, said = ask(address, "POST", "/predict", image())
-        assert (status, b"has ended" in said) == (503, True)
+        assert (status, b"restarted" in said) == (503, True)
         status, said = ask(address, "GET", "/health")
         assert (status, json.loads(said)["error"]["code"]) == (503, "busy")
         assert awaited(lambda: ask(address, "GET", "/health")[0] == 200)
@@ -199,5 +199,5 @@ def test_the_limit_on_open_files_is_raised_where_connections_need_it(monkeypatch
     assert limits["now"] == (896, 4096)
     allow_files(100)
     assert limits["now"] == (896, 4096)
-    with pytest.raises(VitrailError, match="--connections 5000 needs 5384 open files, and 4096"):
+    with pytest.raises(VitrailError, match=r"--connections 5000 needs 5384 open files.* 4096"):
         allow_files(5000)
