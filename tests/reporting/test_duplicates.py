@@ -40,8 +40,8 @@ def test_the_least_sure_pairs_are_shown_as_well(tmp_path: Path, monkeypatch):
     other = Data(name="b", test=gallery([smaller(scene(seed)) for seed in range(4)], "b"))
     found = find(Data(name="photos", train=train), against=[other], inside=False)
     chapter = duplicates.chapter(found.sections[0])
-    assert [one.pair for one in chapter.closest] == [found.sections[0].pairs[0]]
-    assert [one.pair for one in chapter.weakest] == [found.sections[0].pairs[-1]]
+    assert [pair for pair, _ in chapter.closest] == [found.sections[0].pairs[0]]
+    assert [pair for pair, _ in chapter.weakest] == [found.sections[0].pairs[-1]]
 
 
 def test_an_image_that_is_gone_leaves_its_place_empty(tmp_path: Path):

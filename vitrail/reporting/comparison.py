@@ -38,7 +38,7 @@ _CHARTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class _Group:
     """Runs that differ only in their seed; often just one."""
 
     letter: str
@@ -80,7 +80,7 @@ def compare(runs: list[Path], target: Path, tables: Sequence[Table] = ()) -> Pat
     )
 
 
-def _grouped(runs: Sequence[RunData]) -> list[Group]:
+def _grouped(runs: Sequence[RunData]) -> list[_Group]:
     """Groups runs whose settings differ only in the seed, in the order given."""
     groups: dict[object, list[RunData]] = {}
     for run in runs:
@@ -92,7 +92,7 @@ def _grouped(runs: Sequence[RunData]) -> list[Group]:
     splits = [name for name in ("test", "val") if all(name in one for one in evaluated)]
     names = [_common_name(members) for members in groups.values()]
     return [
-        Group(
+        _Group(
             letter=letter(index),
             color=RUN_COLORS[index % len(RUN_COLORS)],
             dashes=_DASHES[index // len(RUN_COLORS) % len(_DASHES)],
@@ -126,7 +126,7 @@ def letter(index: int) -> str:
     return last if index < 26 else letter(index // 26 - 1) + last
 
 
-def _charts(groups: Sequence[Group], against: str) -> list[Chart]:
+def _charts(groups: Sequence[_Group], against: str) -> list[Chart]:
     """The overlaid curves: a color for each group, a line for each run."""
     n_runs = sum(len(group.runs) for group in groups)
     most = max(20, min(MOST_POINTS, _MOST_DRAWN // n_runs))
@@ -150,7 +150,7 @@ def _charts(groups: Sequence[Group], against: str) -> list[Chart]:
     return [chart for chart in charts if chart.svg]
 
 
-def _result_row(group: Group) -> dict[str, Any]:
+def _result_row(group: _Group) -> dict[str, Any]:
     """A group's row in the table of results; several seeds as mean and standard deviation."""
     results = group.results
     n = min((result["n"] for result in results), default=0)
@@ -172,7 +172,7 @@ def _result_row(group: Group) -> dict[str, Any]:
     }
 
 
-def _mean_costs(group: Group) -> dict[str, Number]:
+def _mean_costs(group: _Group) -> dict[str, Number]:
     return {name: _mean(run.info["cost"].get(name) for run in group.runs) for name in _COSTS}
 
 
@@ -191,7 +191,7 @@ def _spread(values: Sequence[Number], write: Callable[[Number], str] = fixed) ->
     return f"{middle}{SPACE}±{SPACE}{write(stdev(numbers))}"
 
 
-def _cautions(groups: Sequence[Group]) -> list[str]:
+def _cautions(groups: Sequence[_Group]) -> list[str]:
     """Why some of these numbers cannot be compared."""
     runs = [run for group in groups for run in group.runs]
     results = [result for group in groups for result in group.results]
@@ -211,7 +211,7 @@ def _cautions(groups: Sequence[Group]) -> list[str]:
     return cautions
 
 
-def _differing(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+def _differing(groups: Sequence[_Group]) -> list[tuple[str, list[str]]]:
     """Settings in which the runs differ, with the values of each group."""
     runs = [run for group in groups for run in group.runs if run.settings]
     rows = []
@@ -222,25 +222,13 @@ def _differing(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ClassTable:
-    """Precision, recall and F1 of every class and group."""
-
-    groups: list[Group]
-    n_columns: bool
-    """Whether the groups were evaluated on different numbers of images."""
-    rows: list[tuple[str, list[tuple[int, list[str]]]]]
-    accuracy: list[tuple[int, str]]
-    left_out: int
-
-
-def _class_table(groups: Sequence[Group]) -> _ClassTable | None:
-    """The table by class, if all evaluated runs have the same classes."""
+def _class_table(groups: Sequence[_Group]) -> dict[str, Any]:
+    """Scores by class, if all evaluated runs have the same classes; otherwise empty."""
     groups = [one for one in groups if one.results and all(e["per_class"] for e in one.results)]
     tables = [result["per_class"] for group in groups for result in group.results]
     names = {tuple(row.get("name") for row in table) for table in tables}
     if len(groups) < 2 or len(names) != 1:
-        return None
+        return {}
     (classes,) = names
     shown = list(range(len(classes)))
     if len(classes) > _MOST_CLASSES:
@@ -249,23 +237,24 @@ def _class_table(groups: Sequence[Group]) -> _ClassTable | None:
         (classes[index], [_class_cells(group, index) for group in groups])
         for index in shown[:_MOST_CLASSES]
     ]
-    return _ClassTable(
-        groups=groups,
-        n_columns=len({tuple(row["n"] for row in table) for table in tables}) > 1,
-        rows=rows,
-        accuracy=[(g.results[0]["n"], _spread([e["top1"] for e in g.results])) for g in groups],
-        left_out=len(classes) - len(rows),
-    )
+    return {
+        "groups": groups,
+        "classes": rows,
+        "accuracy": [(g.results[0]["n"], _spread([e["top1"] for e in g.results])) for g in groups],
+        "left_out": len(classes) - len(rows),
+        # Each group has a column for n if the groups were evaluated on different images.
+        "n_columns": len({tuple(row["n"] for row in table) for table in tables}) > 1,
+    }
 
 
-def _disagreement(groups: Sequence[Group], index: int) -> float:
+def _disagreement(groups: Sequence[_Group], index: int) -> float:
     """How far apart the F1 scores of a class are."""
     means = (_mean(e["per_class"][index]["f1"] for e in group.results) for group in groups)
     f1 = list(filter(known, means))
     return max(f1) - min(f1) if f1 else 0.0
 
 
-def _class_cells(group: Group, index: int) -> tuple[int, list[str]]:
+def _class_cells(group: _Group, index: int) -> tuple[int, list[str]]:
     """The number of images of a class, and a group's mean scores for it."""
     rows = [result["per_class"][index] for result in group.results]
     scores = [fixed(_mean(row[name] for row in rows)) for name in ("precision", "recall", "f1")]

@@ -14,13 +14,8 @@ IDENTICAL, CLOSEST, WEAKEST = 6, 18, 18
 """Pairs to show: with identical pixels, and the best and worst matches of the others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShownPair:
-    """A pair with its images."""
-
-    pair: Pair
-    images: tuple[str, str]
-    """Data URIs; empty if an image can no longer be read."""
+ShownPair = tuple[Pair, tuple[str, str]]
+"""A pair with its images as data URIs, which are empty if an image can no longer be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +51,7 @@ def chapter(section: Section) -> Chapter:
     second = _thumbnails(section.sources[1], (pair.second for pair in pairs))
 
     def shown(group: Sequence[Pair]) -> list[ShownPair]:
-        return [
-            ShownPair(pair=pair, images=(first.get(pair.first, ""), second.get(pair.second, "")))
-            for pair in group
-        ]
+        return [(p, (first.get(p.first, ""), second.get(p.second, ""))) for p in group]
 
     return Chapter(
         section=section,

@@ -213,9 +213,7 @@ def _not_finite(rows: Rows, name: str) -> str:
     )
 
 
-def _class_tables(
-    result: dict[str, Any],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _class_tables(result: dict[str, Any]) -> tuple[Rows, Rows]:
     """The classes to show, and those behind a click."""
     rows = result["per_class"]
     if len(rows) <= _FEW_CLASSES:

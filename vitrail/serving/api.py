@@ -25,7 +25,7 @@ from vitrail.serving.requests import BodyReader, PreparedImage, Upload, prepare,
 
 
 @dataclass(frozen=True)
-class BatchResult:
+class _BatchResult:
     """The images of one request with their predictions."""
 
     model: ServedModel
@@ -142,7 +142,7 @@ class Service:
 
     async def _process(
         self, request: Request, model: ServedModel, query: MapQuery | None = None
-    ) -> BatchResult:
+    ) -> _BatchResult:
         """Reads, decodes and predicts all images of a request; for maps, only one is accepted."""
         if query is not None:
             query.check(model.attention)
@@ -163,7 +163,7 @@ class Service:
 
     async def _predict_uploads(
         self, model: ServedModel, uploads: Sequence[Upload], query: MapQuery | None
-    ) -> BatchResult:
+    ) -> _BatchResult:
         batcher, pixels = self._batchers[model.name], self._limits.pixels
         start = time.perf_counter()
         images = await asyncio.gather(
@@ -174,7 +174,7 @@ class Service:
             *(batcher.submit(PredictionRequest(image.pixels, query)) for image in images)
         )
         seconds = {"decode": decoded - start, "model": time.perf_counter() - decoded}
-        return BatchResult(model, images, predictions, seconds)
+        return _BatchResult(model, images, predictions, seconds)
 
     def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Runs what would block other requests in the event loop."""

@@ -91,7 +91,7 @@ function showPrediction(prediction, roundTrip) {
   });
   $("bars").replaceChildren(...rows);
   const { decode, model } = prediction.milliseconds;
-  $("times").textContent = `${Math.round(roundTrip)} ms, of which ${Math.round(decode)} ms decoding and ${Math.round(model)} ms in the model`;
+  $("times").textContent = `${Math.round(roundTrip)} ms (decoding ${Math.round(decode)} ms, model ${Math.round(model)} ms)`;
 }
 
 function element(tag, name, text = "") {
@@ -403,7 +403,7 @@ function useModel(model) {
 async function start() {
   const local = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   $("promise").textContent = local
-    ? "Your picture does not leave this machine and is not stored."
+    ? "Your picture stays on this machine and is not stored."
     : `Your picture is sent only to ${location.host}, where the model runs, and is not stored.`;
   try {
     state.models = (await (await request("/models")).json()).models;

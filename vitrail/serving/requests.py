@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -129,18 +129,13 @@ def split_body(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
     return uploads
 
 
-@dataclass
-class _Part:
-    headers: dict[bytes, bytes] = field(default_factory=dict)
-    data: bytearray = field(default_factory=bytearray)
-
-
 class _FormReader:
     """Collects the parts of a form; the parser calls the methods by their names."""
 
     def __init__(self, max_parts: int) -> None:
         self.max_parts = max_parts
-        self.parts: list[_Part] = []
+        self.parts: list[tuple[dict[bytes, bytes], bytearray]] = []
+        """Headers and content."""
         self.name = self.value = b""
         self.ended = False
 
@@ -148,7 +143,7 @@ class _FormReader:
         if len(self.parts) == self.max_parts:
             message = f"the form has more than {self.max_parts} parts"
             raise RequestError(400, "too_many_parts", message)
-        self.parts.append(_Part())
+        self.parts.append(({}, bytearray()))
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self.name += data[start:end]
@@ -157,11 +152,11 @@ class _FormReader:
         self.value += data[start:end]
 
     def on_header_end(self) -> None:
-        self.parts[-1].headers[self.name.lower()] = self.value
+        self.parts[-1][0][self.name.lower()] = self.value
         self.name = self.value = b""
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self.parts[-1].data += data[start:end]
+        self.parts[-1][1].extend(data[start:end])
 
     def on_end(self) -> None:
         self.ended = True
@@ -181,12 +176,12 @@ def _form_files(content_type: str, body: bytes, max_parts: int) -> list[tuple[st
         message = "cannot parse the form: it does not end with its boundary"
         raise RequestError(400, "bad_form", message)
     files = []
-    for part in reader.parts:
-        _, options = parse_options_header(part.headers.get(b"content-disposition"))
+    for headers, content in reader.parts:
+        _, options = parse_options_header(headers.get(b"content-disposition"))
         name = options.get(b"filename", b"").decode("utf-8", "replace")
         # Not every client names its files, but fields that are not files have no content type.
-        if name or b"content-type" in part.headers:
-            files.append((name, bytes(part.data)))
+        if name or b"content-type" in headers:
+            files.append((name, bytes(content)))
     return files
 
 
