@@ -139,7 +139,7 @@ def test_convert_can_change_the_size(weights, tmp_path):
             ["inspect", "{weights}", "--out", "x", "--size", "8"],
             "smaller than a patch of 16 pixels",
         ),
-        (["report", "no-run"], "no-run is no run folder"),
+        (["report", "no-run"], "no-run is not a run folder"),
         (["runs", "no-runs"], "no runs below no-runs"),
     ],
 )

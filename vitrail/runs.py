@@ -92,7 +92,8 @@ class Run:
     def info(self) -> dict[str, Any]:
         """The contents of run.json; empty if there is none."""
         info = read_json(self.folder / "run.json")
-        return info | {"cost": aliases.keys(info["cost"])} if info.get("cost") else info
+        cost = info.get("cost")
+        return info | {"cost": aliases.keys(cost)} if isinstance(cost, dict) else info
 
     def update(self, **values: Any) -> None:
         """Set values in run.json."""

@@ -71,7 +71,7 @@ def fake_run(folder: Path, *, made: Recipe | None = None, **changes: Any) -> Pat
     (folder / "run.json").write_text(json.dumps(info(folder.name, made) | changes), "utf-8")
     lines = "".join(json.dumps(row) + "\n" for row in metrics(random, made))
     (folder / "metrics.jsonl").write_text(lines, "utf-8")
-    picture(random, 480, 320).save(folder / "augmented.jpg")
+    image(random, 480, 320).save(folder / "augmented.jpg")
     for split in ("val", "test"):
         write_result(folder, split, evaluation(random, made, split))
     return folder
@@ -241,7 +241,7 @@ def mistakes(
             "truth": labels[i],
             "guess": labels[j],
             "probability": 0.999 - 0.01 * place,
-            "thumbnail": data_uri(picture(random, 160, 120)),
+            "thumbnail": data_uri(image(random, 160, 120)),
         }
         for place, (i, j) in enumerate(wrong)
     ]

@@ -9,16 +9,15 @@ import pytest
 
 from tests.reporting.folders import FLOWERS, Recipe, fake_run, read_result, write_result
 from tests.reporting.pages import Page
-from vitrail import reporting
 from vitrail.errors import VitrailError
-from vitrail.reporting.comparison import letter
+from vitrail.reporting.comparison import compare, letter
 
 VIT = Recipe(skill=0.97)
 RESNET = Recipe(skill=0.9, variant="ResNet50", lr=0.01)
 
 
 def compared(folders: list[Path], target: Path) -> Page:
-    assert reporting.compare(folders, target) == target
+    assert compare(folders, target) == target
     page = Page(target)
     assert target.stat().st_size < 5_000_000
     assert all(address.startswith(("data:image/", "#")) for address in page.addresses)
@@ -64,10 +63,10 @@ def test_results_settings_and_classes_stand_side_by_side(tmp_path):
 
 def test_curves_lie_over_each_other_against_steps_and_time(tmp_path):
     page = compared(pair(tmp_path), tmp_path / "both.html")
-    for title in ("Top-1 on val", "Loss on val", "Loss in training"):
-        for against in ("steps", "time"):
-            assert f'aria-label="{title} against {against}"' in page.html
-    drawing = page.html.split('aria-label="Loss in training against steps"')[1].split("</svg>")[0]
+    for title in ("Validation top-1", "Validation loss", "Training loss"):
+        for against in ("step", "time"):
+            assert f'aria-label="{title} by {against}"' in page.html
+    drawing = page.html.split('aria-label="Training loss by step"')[1].split("</svg>")[0]
     assert "var(--run0)" in drawing
     assert "var(--run1)" in drawing
 
@@ -239,7 +238,7 @@ def test_a_folder_named_twice_is_one_run(tmp_path):
 
 def test_nothing_to_compare_is_one_line(tmp_path):
     with pytest.raises(VitrailError, match="no runs to compare"):
-        reporting.compare([], tmp_path / "both.html")
+        compare([], tmp_path / "both.html")
 
 
 def test_letters_go_on_after_z():

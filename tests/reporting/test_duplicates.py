@@ -26,22 +26,22 @@ def test_the_page_counts_and_shows_pairs(tmp_path: Path):
     assert page.row("train", after=1) == ["train", "train", "0", "0", "0", "0", "no"]
     images = [uri for uri in page.addresses if uri.startswith("data:image/jpeg")]
     assert len(images) == 4
-    assert "equal pixels large/0 small/0" in page.text
-    assert "of 64 differ large/1 small/1" in page.text
+    assert "identical pixels large/0 small/0" in page.text
+    assert "of 64 bits differ large/1 small/1" in page.text
     assert "1 image could not be read" in page.text
     assert "<small>" not in page.html
     assert not [uri for uri in page.addresses if not uri.startswith("data:")]
 
 
 def test_the_least_sure_pairs_are_shown_as_well(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(duplicates, "NEAREST", 1)
-    monkeypatch.setattr(duplicates, "FARTHEST", 1)
+    monkeypatch.setattr(duplicates, "CLOSEST", 1)
+    monkeypatch.setattr(duplicates, "WEAKEST", 1)
     train = gallery([scene(seed) for seed in range(4)], "a")
     other = Splits(name="b", test=gallery([smaller(scene(seed)) for seed in range(4)], "b"))
     found = find(Splits(name="photos", train=train), against=[other], inside=False)
     chapter = duplicates.chapter(found.sections[0])
-    assert [one.pair for one in chapter.nearest] == [found.sections[0].pairs[0]]
-    assert [one.pair for one in chapter.farthest] == [found.sections[0].pairs[-1]]
+    assert [pair for pair, _ in chapter.closest] == [found.sections[0].pairs[0]]
+    assert [pair for pair, _ in chapter.weakest] == [found.sections[0].pairs[-1]]
 
 
 def test_an_image_that_is_gone_leaves_its_place_empty(tmp_path: Path):

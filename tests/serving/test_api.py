@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.malformed import decodes, form, uploads
 from tests.pictures import many_scans
-from tests.serving.conftest import LABELS, clients, picture, ready, served
+from tests.serving.conftest import LABELS, clients, image, ready, served
 from vitrail.errors import VitrailError
 from vitrail.inspection.attention import analyze_attention, on_grid, record
 from vitrail.inspection.tracer import Tracer
@@ -30,8 +30,8 @@ def code(answer) -> tuple[int, str]:
 
 
 def test_a_picture_as_bytes_gets_what_the_model_predicts(client, model):
-    answer = client.post("/predict", content=picture()).json()
-    expected = model.predict(Image.open(io.BytesIO(picture())))
+    answer = client.post("/predict", content=image()).json()
+    expected = model.predict(Image.open(io.BytesIO(image())))
     assert answer["model"] == "a"
     assert set(answer["milliseconds"]) == {"decode", "model"}
     top = [(one["label"], one["probability"]) for one in answer["results"][0]["top"]]
@@ -40,45 +40,45 @@ def test_a_picture_as_bytes_gets_what_the_model_predicts(client, model):
 
 
 def test_many_pictures_of_a_form_come_back_in_order_with_their_names(client, model):
-    files = [("file", (f"{n}.png", picture(n))) for n in range(5)]
+    files = [("file", (f"{n}.png", image(n))) for n in range(5)]
     answer = client.post("/predict?top=1", files=files).json()
     assert [one["name"] for one in answer["results"]] == [f"{n}.png" for n in range(5)]
     for number, one in enumerate(answer["results"]):
-        expected = model.predict(Image.open(io.BytesIO(picture(number))), top=1)[0]
+        expected = model.predict(Image.open(io.BytesIO(image(number))), top=1)[0]
         assert one["top"][0]["label"] == expected[0]
         assert one["top"][0]["probability"] == pytest.approx(expected[1], abs=1e-5)
 
 
 @pytest.mark.parametrize("top", [1, 3, 7, 1000])
 def test_so_many_guesses_as_wanted_and_as_there_are(client, top):
-    answer = client.post(f"/predict?top={top}", content=picture()).json()
+    answer = client.post(f"/predict?top={top}", content=image()).json()
     assert len(answer["results"][0]["top"]) == min(top, 7)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "AVIF"])
 def test_every_usual_format_is_read_whatever_type_it_is_said_to_be(client, kind):
     answer = client.post(
-        "/predict", content=picture(kind=kind), headers={"content-type": "text/html"}
+        "/predict", content=image(kind=kind), headers={"content-type": "text/html"}
     )
     assert answer.status_code == 200
 
 
 def test_embeddings_are_the_features_of_the_model(client, model):
-    answer = client.post("/embed", content=picture()).json()
+    answer = client.post("/embed", content=image()).json()
     with torch.inference_mode():
-        expected = model.features(model.preprocess(Image.open(io.BytesIO(picture())))[None])[0]
+        expected = model.features(model.preprocess(Image.open(io.BytesIO(image())))[None])[0]
     assert answer["results"][0]["embedding"] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def recorded(model):
-    pixels = model.preprocess(Image.open(io.BytesIO(picture())))
+    pixels = model.preprocess(Image.open(io.BytesIO(image())))
     return record(model, pixels[None], gradient=False)
 
 
 def test_rollout_is_that_of_vitrail_inspect(client, model):
-    answer = client.post("/attention", content=picture()).json()
+    answer = client.post("/attention", content=image()).json()
     tracer = Tracer(model)
-    expected = tracer.trace(tracer.preprocess(Image.open(io.BytesIO(picture()))), "it").rollout
+    expected = tracer.trace(tracer.preprocess(Image.open(io.BytesIO(image()))), "it").rollout
     only = answer["maps"][0]
     assert (only["layer"], only["head"], only["patch"], only["grid"]) == (None, None, None, [4, 4])
     assert len(answer["maps"]) == 1
@@ -86,7 +86,7 @@ def test_rollout_is_that_of_vitrail_inspect(client, model):
 
 
 def test_every_layer_and_head_comes_after_rollout(client, model):
-    maps = client.post("/attention?layer=all", content=picture()).json()["maps"]
+    maps = client.post("/attention?layer=all", content=image()).json()["maps"]
     names = [(one["layer"], one["head"]) for one in maps]
     assert names == [(None, None), *((layer, head) for layer in range(2) for head in range(3))]
     heads = analyze_attention(recorded(model), [0, 1]).heads
@@ -96,29 +96,29 @@ def test_every_layer_and_head_comes_after_rollout(client, model):
 
 
 def test_the_mean_of_heads_is_one_map(client):
-    each = client.post("/attention?layer=1", content=picture()).json()["maps"]
-    mean = client.post("/attention?layer=1&head=mean", content=picture()).json()["maps"]
+    each = client.post("/attention?layer=1", content=image()).json()["maps"]
+    mean = client.post("/attention?layer=1&head=mean", content=image()).json()["maps"]
     assert [one["head"] for one in mean] == [None]
     expected = np.mean([one["values"] for one in each], axis=0)
     assert mean[0]["values"] == pytest.approx(expected.tolist(), rel=1e-3)
 
 
 def test_every_patch_says_what_it_attends_to(client, model):
-    maps = client.post("/attention?layer=1&head=2&patch=all", content=picture()).json()["maps"]
+    maps = client.post("/attention?layer=1&head=2&patch=all", content=image()).json()["maps"]
     assert [one["patch"] for one in maps] == list(range(16))
-    pixels = model.preprocess(Image.open(io.BytesIO(picture())))[None]
+    pixels = model.preprocess(Image.open(io.BytesIO(image())))[None]
     with torch.no_grad():
         weights = model.attention(pixels, [1])[1][0, 2]
     expected = on_grid(weights[1:], (4, 4)).flatten(1)
     found = torch.tensor([one["values"] for one in maps])
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
-    one = client.post("/attention?layer=1&head=2&patch=5", content=picture()).json()["maps"]
+    one = client.post("/attention?layer=1&head=2&patch=5", content=image()).json()["maps"]
     assert one == [maps[5]]
 
 
 def test_rollout_from_patches_multiplies_all_layers(client, model):
-    maps = client.post("/attention?patch=all", content=picture()).json()["maps"]
-    pixels = model.preprocess(Image.open(io.BytesIO(picture())))[None]
+    maps = client.post("/attention?patch=all", content=image()).json()["maps"]
+    pixels = model.preprocess(Image.open(io.BytesIO(image())))[None]
     with torch.no_grad():
         first, last = (model.attention(pixels)[n][0].mean(0) for n in (0, 1))
     identity = torch.eye(17)
@@ -132,7 +132,7 @@ def test_rollout_from_patches_multiplies_all_layers(client, model):
     "query", ["", "?layer=rollout", "?layer=1", "?layer=0&head=2", "?patch=3&layer=1"]
 )
 def test_one_map_over_the_picture_is_a_png_file(client, query):
-    answer = client.post(f"/attention.png{query}", content=picture())
+    answer = client.post(f"/attention.png{query}", content=image())
     assert answer.headers["content-type"] == "image/png"
     drawn = Image.open(io.BytesIO(answer.content))
     assert (drawn.format, drawn.size) == ("PNG", (256, 256))
@@ -140,7 +140,7 @@ def test_one_map_over_the_picture_is_a_png_file(client, query):
 
 
 def test_what_the_model_is_shown_of_a_picture_is_told(client):
-    left, top, right, bottom = client.post("/attention", content=picture()).json()["crop"]
+    left, top, right, bottom = client.post("/attention", content=image()).json()["crop"]
     # 80 x 100 becomes 72 x 90, of which the middle 64 x 64 are cropped.
     assert (left, right) == pytest.approx((4 / 72, 68 / 72))
     assert (top, bottom) == pytest.approx((13 / 90, 77 / 90))
@@ -161,15 +161,15 @@ def test_what_the_model_is_shown_of_a_picture_is_told(client):
     ],
 )
 def test_a_wrong_parameter_is_named(client, query, expected):
-    answer = client.post(f"/attention{query}", content=picture())
+    answer = client.post(f"/attention{query}", content=image())
     assert code(answer) == expected
 
 
 @pytest.mark.parametrize("kind", ["resnet", "classic-resnet"])
 def test_a_model_without_attention_says_so_and_predicts(kind):
     with clients(ready(kind)) as client:
-        assert code(client.post("/attention", content=picture())) == (404, "no_attention")
-        assert client.post("/predict", content=picture()).status_code == 200
+        assert code(client.post("/attention", content=image())) == (404, "no_attention")
+        assert client.post("/predict", content=image()).status_code == 200
         assert client.get("/model").json()["heads"] == []
 
 
@@ -177,7 +177,7 @@ def test_a_model_without_attention_says_so_and_predicts(kind):
 def test_other_families_have_maps_too(kind):
     with clients(ready(kind)) as client:
         for query in ("?layer=all", "?layer=0&head=mean&patch=0"):
-            answer = client.post(f"/attention{query}", content=picture())
+            answer = client.post(f"/attention{query}", content=image())
             assert answer.status_code == 200, answer.text
             for one in answer.json()["maps"]:
                 assert sum(one["values"]) == pytest.approx(1, abs=1e-3)
@@ -185,22 +185,22 @@ def test_other_families_have_maps_too(kind):
 
 def test_layers_that_see_different_patches_cannot_be_asked_about_one():
     with clients(ready("axial-resnet")) as client:
-        answer = client.post("/attention?layer=all", content=picture())
+        answer = client.post("/attention?layer=all", content=image())
         assert len({tuple(one["grid"]) for one in answer.json()["maps"]}) > 1
-        assert code(client.post("/attention?patch=0", content=picture())) == (404, "no_attention")
+        assert code(client.post("/attention?patch=0", content=image())) == (404, "no_attention")
         assert client.get("/model").json()["patches"] is False
 
 
 def test_a_model_without_classes_only_embeds():
     with clients(ready(classes=0)) as client:
-        assert code(client.post("/predict", content=picture())) == (404, "no_classes")
-        assert client.post("/embed", content=picture()).status_code == 200
+        assert code(client.post("/predict", content=image())) == (404, "no_classes")
+        assert client.post("/embed", content=image()).status_code == 200
 
 
 def test_several_models_are_asked_by_name(model):
     with clients(model, ready("vit-gap")) as client:
-        first = client.post("/embed", content=picture()).json()
-        second = client.post("/embed?model=b", content=picture()).json()
+        first = client.post("/embed", content=image()).json()
+        second = client.post("/embed?model=b", content=image()).json()
         assert (first["model"], second["model"]) == ("a", "b")
         assert first["results"] != second["results"]
         assert [one["name"] for one in client.get("/models").json()["models"]] == ["a", "b"]
@@ -218,13 +218,13 @@ def test_the_model_describes_itself(client):
     [
         (b"", (400, "no_picture")),
         (b"hello", (422, "not_a_picture")),
-        (picture()[:200], (422, "not_a_picture")),
+        (image()[:200], (422, "not_a_picture")),
         (
             b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n",
             (422, "not_a_picture"),
         ),
-        (picture(size=(2100, 500)), (413, "too_many_pixels")),
-        (picture(size=(1, 3000)), (413, "too_many_pixels")),
+        (image(size=(2100, 500)), (413, "too_many_pixels")),
+        (image(size=(1, 3000)), (413, "too_many_pixels")),
         (bytes(1 << 20) + b"0", (413, "too_large")),
     ],
 )
@@ -234,15 +234,15 @@ def test_bad_uploads_are_refused_with_their_reason(model, content, expected):
 
 
 def test_a_broken_picture_among_others_is_named(client):
-    files = [("file", ("good.png", picture())), ("file", ("notes.txt", b"hello"))]
+    files = [("file", ("good.png", image())), ("file", ("notes.txt", b"hello"))]
     answer = client.post("/predict", files=files)
     assert code(answer) == (422, "not_a_picture")
-    assert answer.json()["error"]["message"] == "notes.txt is not an image"
+    assert answer.json()["error"]["message"].startswith("notes.txt is not")
 
 
 def test_too_many_pictures_are_refused(model):
     with clients(model, images=2) as client:
-        files = [("file", (f"{n}.png", picture())) for n in range(3)]
+        files = [("file", (f"{n}.png", image())) for n in range(3)]
         assert code(client.post("/predict", files=files)) == (400, "too_many_images")
         assert client.post("/predict", files=files[:2]).status_code == 200
         assert code(client.post("/attention", files=files[:2])) == (400, "too_many_images")
@@ -315,7 +315,7 @@ def test_a_fault_of_ours_tells_the_client_nothing():
     model = ready()
     with clients(model) as client:
         model.head = torch.nn.Linear(3, 3)
-        answer = client.post("/predict", content=picture())
+        answer = client.post("/predict", content=image())
     assert code(answer) == (500, "internal")
     assert "Traceback" not in answer.text
     assert "mat" not in answer.text
@@ -326,12 +326,12 @@ def test_a_token_is_asked_for_everywhere_but_on_the_page(model):
         for path in ("/", "/health", "/openapi.json"):
             assert client.get(path).status_code == 200
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}):
-            answer = client.post("/predict", content=picture(), headers=given)
+            answer = client.post("/predict", content=image(), headers=given)
             assert code(answer) == (401, "unauthorized")
             assert answer.headers["www-authenticate"] == "Bearer"
             assert code(client.get("/model", headers=given)) == (401, "unauthorized")
         right = {"authorization": "Bearer s3cret"}
-        assert client.post("/predict", content=picture(), headers=right).status_code == 200
+        assert client.post("/predict", content=image(), headers=right).status_code == 200
         described = client.get("/openapi.json").json()
         assert described["paths"]["/predict"]["post"]["security"] == [{"token": []}]
         assert "security" not in described["paths"]["/health"]["get"]
@@ -396,7 +396,7 @@ def test_pages_of_other_sites_are_refused_before_the_body_is_read(model, path, h
     ],
 )
 def test_own_pages_and_other_programs_are_served(client, headers):
-    assert client.post("/predict", content=picture(), headers=headers).status_code == 200
+    assert client.post("/predict", content=image(), headers=headers).status_code == 200
 
 
 def test_a_link_on_another_site_leads_to_the_page(client):
@@ -411,11 +411,11 @@ def test_pages_of_an_allowed_origin_can_use_the_models(model):
         asked["access-control-request-headers"] = "authorization"
         assert client.options("/predict", headers=site | asked).status_code == 200
         token = {"authorization": "Bearer s3cret"}
-        answer = client.post("/predict", content=picture(), headers=site | token)
+        answer = client.post("/predict", content=image(), headers=site | token)
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "https://example.org"
         other = site | token | {"origin": "https://evil.example"}
-        answer = client.post("/predict", content=picture(), headers=other)
+        answer = client.post("/predict", content=image(), headers=other)
         assert code(answer) == (403, "foreign_origin")
         assert "access-control-allow-origin" not in answer.headers
 
@@ -443,7 +443,7 @@ def answered(app, path: str, headers: list[tuple[bytes, bytes]], method: str = "
 
 
 def test_metrics_count_requests_pictures_and_batches(client):
-    client.post("/predict", files=[("file", ("a.png", picture())), ("file", ("b.png", picture()))])
+    client.post("/predict", files=[("file", ("a.png", image())), ("file", ("b.png", image()))])
     client.post("/predict", content=b"hello")
     client.get("/no/such/path")
     answer = client.get("/metrics")

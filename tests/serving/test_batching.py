@@ -138,7 +138,7 @@ def test_a_thread_that_ends_is_replaced_and_nobody_waits_for_it(monkeypatch):
         with batcher.reserve(1):
             assert await batcher.submit(1) == 2
             end(batcher.worker)
-            with pytest.raises(RequestError, match="has ended") as caught:
+            with pytest.raises(RequestError, match="restarted") as caught:
                 await asyncio.wait_for(batcher.submit(2), 20)
             assert (caught.value.status, batcher.healthy) == (503, False)
             assert await asyncio.wait_for(batcher.submit(3), 20) == 6
@@ -155,7 +155,7 @@ def test_work_that_fails_is_taken_up_again(monkeypatch):
 
     async def scenario(batcher):
         with batcher.reserve(1):
-            with pytest.raises(RequestError, match="has ended"):
+            with pytest.raises(RequestError, match="restarted"):
                 await asyncio.wait_for(batcher.submit(13), 20)
             assert await asyncio.wait_for(batcher.submit(12), 20) == 12
 

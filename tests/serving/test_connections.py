@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.serving.conftest import behind_a_port, picture, ready
+from tests.serving.conftest import behind_a_port, image, ready
 from tests.serving.test_batching import end
 from tests.serving.test_server import ask
 from vitrail.errors import VitrailError
@@ -65,7 +65,7 @@ def awaited(condition: Callable[[], bool], seconds: float = 20) -> bool:
 def test_many_connections_that_wait_do_not_keep_others_out(model, sent):
     with behind_a_port(model, connections=8, idle=60.0) as address, ExitStack() as stack:
         waiting = [stack.enter_context(connected(address, sent)) for _ in range(40)]
-        assert ask(address, "POST", "/predict", picture())[0] == 200
+        assert ask(address, "POST", "/predict", image())[0] == 200
         assert awaited(lambda: sum(map(is_closed, waiting)) == 33)
 
 
@@ -80,7 +80,7 @@ def test_a_connection_is_closed_for_a_new_one_only_where_it_waits():
     with behind_a_port(model, connections=1) as address:
         model.norm.register_forward_pre_hook(held)
         answers = []
-        body = picture()
+        body = image()
         asking = threading.Thread(
             target=lambda: answers.append(ask(address, "POST", "/predict", body)[0])
         )
@@ -180,15 +180,15 @@ def test_health_tells_that_the_thread_of_a_model_has_ended(model, monkeypatch):
     monkeypatch.setattr(batching, "RESTART", 3.0)
     with behind_a_port(model) as address:
         before = set(threading.enumerate())
-        assert ask(address, "POST", "/predict", picture())[0] == 200
+        assert ask(address, "POST", "/predict", image())[0] == 200
         (thread,) = [x for x in set(threading.enumerate()) - before if x.name.startswith("model")]
         end(thread)
-        status, said = ask(address, "POST", "/predict", picture())
-        assert (status, b"has ended" in said) == (503, True)
+        status, said = ask(address, "POST", "/predict", image())
+        assert (status, b"restarted" in said) == (503, True)
         status, said = ask(address, "GET", "/health")
         assert (status, json.loads(said)["error"]["code"]) == (503, "busy")
         assert awaited(lambda: ask(address, "GET", "/health")[0] == 200)
-        assert ask(address, "POST", "/predict", picture())[0] == 200
+        assert ask(address, "POST", "/predict", image())[0] == 200
 
 
 def test_the_limit_on_open_files_is_raised_where_connections_need_it(monkeypatch):
@@ -199,5 +199,5 @@ def test_the_limit_on_open_files_is_raised_where_connections_need_it(monkeypatch
     assert limits["now"] == (896, 4096)
     allow_files(100)
     assert limits["now"] == (896, 4096)
-    with pytest.raises(VitrailError, match="--connections 5000 needs 5384 open files, and 4096"):
+    with pytest.raises(VitrailError, match=r"--connections 5000 needs 5384 open files.* 4096"):
         allow_files(5000)

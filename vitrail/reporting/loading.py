@@ -1,13 +1,10 @@
-"""What the pages show of a run, read through `vitrail.runs`.
-
-A file that is missing or damaged becomes a note for the reader.
-"""
+"""What the pages show of a run. A file that is missing or damaged becomes a note on the page."""
 
 import io
 import tomllib
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from vitrail import runs
 from vitrail.config import flatten
 from vitrail.data.decode import load_bounded, opened
 from vitrail.errors import VitrailError
 from vitrail.reporting.rendering import MALFORMED, plural
+from vitrail.runs import Run
 
 Rows = Sequence[dict[str, Any]]
 
@@ -33,19 +30,19 @@ _SHRUNK_PIXELS = 1400
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """Plain dictionaries, as the files hold them."""
+    """A run as its files describe it, in plain dictionaries."""
 
     folder: Path
     info: dict[str, Any]
-    """run.json; the objects in it are there, if empty."""
+    """run.json; the objects in it are present, though perhaps empty."""
     settings: dict[str, str]
     """config.toml, as `section.key`."""
     train: Rows
     val: Rows
     evaluations: dict[str, dict[str, Any]]
-    """evaluation/*.json by file name, the one to lead with first."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """What is wrong with a file, by its name; nothing where it is whole."""
+    """evaluation/*.json by split: test, val, then the others."""
+    notes: dict[str, str]
+    """What is wrong with a file, by its name."""
 
     @property
     def name(self) -> str:
@@ -53,22 +50,23 @@ class RunData:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """Test, else val, else whatever was measured."""
+        """The evaluation to lead with."""
         return next(iter(self.evaluations.values()), None)
+
+    def rows(self, event: str) -> Rows:
+        return self.train if event == "train" else self.val
 
 
 def load_run(folder: Path) -> RunData:
-    """A run as far as its files can be read; an error where the folder holds none of them."""
-    if not folder.is_dir():
-        raise VitrailError(f"{folder} is no run folder; `vitrail runs` lists them")
+    """A run as far as its files can be read; an error if the folder has none of them."""
     if not any((folder / name).exists() for name in _FILES):
-        raise VitrailError(f"{folder} holds no run: expected {', '.join(_FILES)} in it")
-    run = runs.Run(folder, writes=False)
-    notes = {}
-    info = run.info() | {name: run.info().get(name) or {} for name in _OBJECTS}
-    if not run.info() or not all(isinstance(info[name], dict) for name in _OBJECTS):
+        raise VitrailError(f"{folder} is not a run folder: expected {', '.join(_FILES)} in it")
+    run, notes = Run(folder, writes=False), {}
+    info = run.info()
+    objects = {name: info.get(name) or {} for name in _OBJECTS}
+    if not info or not all(isinstance(value, dict) for value in objects.values()):
         notes["run.json"] = state_of(folder / "run.json")
-        info = {name: {} for name in _OBJECTS}
+        info, objects = {}, {name: {} for name in _OBJECTS}
     try:
         tree = tomllib.loads((folder / "config.toml").read_text("utf-8"))
         settings = {name: _setting(value) for name, value in flatten(tree)}
@@ -78,17 +76,15 @@ def load_run(folder: Path) -> RunData:
     try:
         events = run.events()
         lines = (folder / "metrics.jsonl").read_bytes().splitlines()
-        if lost := sum(map(bool, map(bytes.strip, lines))) - len(events):
-            notes["metrics.jsonl"] = f"has {plural(lost, 'damaged line')}, left out here"
+        if damaged := sum(bool(line.strip()) for line in lines) - len(events):
+            notes["metrics.jsonl"] = f"has {plural(damaged, 'damaged line')}, skipped here"
     except OSError:
         events = []
         notes["metrics.jsonl"] = state_of(folder / "metrics.jsonl")
-    evaluations, damaged = _evaluations(run)
-    if damaged:
-        notes["evaluation"] = f"Damaged: {', '.join(damaged)}."
+    evaluations = _evaluations(run, notes)
     return RunData(
         folder=folder,
-        info=info,
+        info=info | objects,
         settings=settings,
         train=[row for row in events if row.get("event") == "train"],
         val=[row for row in events if row.get("event") == "val"],
@@ -108,18 +104,20 @@ def _setting(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _evaluations(run: runs.Run) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Every evaluation, and the names of damaged files. Other verbs' results lie there too."""
-    found, damaged = {}, []
-    for path in (run.folder / "evaluation").glob("*.json"):
-        values = run.evaluation(path.stem)
+def _evaluations(run: Run, notes: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Every evaluation; other verbs' results in that folder have no `top1`."""
+    evaluations, damaged = {}, []
+    splits = (path.stem for path in (run.folder / "evaluation").glob("*.json"))
+    for split in sorted(splits, key=lambda name: (name != "test", name != "val", name)):
+        values = run.evaluation(split)
         try:
             if not values or "top1" in values:
-                found[path.stem] = _evaluation(path.stem, values)
+                evaluations[split] = _evaluation(split, values)
         except MALFORMED:
-            damaged.append(f"evaluation/{path.name}")
-    order = sorted(found, key=lambda split: (split != "test", split != "val", split))
-    return {split: found[split] for split in order}, sorted(damaged)
+            damaged.append(f"evaluation/{split}.json")
+    if damaged:
+        notes["evaluation"] = f"Damaged: {', '.join(damaged)}."
+    return evaluations
 
 
 def _evaluation(split: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +140,7 @@ def _evaluation(split: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def column(rows: Rows, name: str) -> Float[np.ndarray, " n"]:
-    """One value of each row; NaN where it is absent or not finite."""
+    """A value of each row; NaN where it is absent or not finite."""
     values = [row.get(name) for row in rows]
     numbers = [value if isinstance(value, (int, float)) else np.nan for value in values]
     array = np.array(numbers, dtype=float)
@@ -150,7 +148,7 @@ def column(rows: Rows, name: str) -> Float[np.ndarray, " n"]:
 
 
 def embed(path: Path, most_bytes: int, *, shrink: bool = False) -> str:
-    """An image file as a data URI; empty where there is none that a page can carry."""
+    """An image file as a data URI; empty if it cannot be read or is too large."""
     try:
         data = path.read_bytes()
         with opened(io.BytesIO(data)) as image:

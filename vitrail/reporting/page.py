@@ -1,5 +1,5 @@
-"""The page of one run: what each of its sections says. run.html calls these functions inside
-`section`, so that a malformed file costs no more than its sections."""
+"""The page of one run. run.html calls the functions below inside `section`, so that a malformed
+file costs no more than its sections."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,22 +10,22 @@ import numpy as np
 from vitrail import runs
 from vitrail.errors import VitrailError
 from vitrail.files import read_json
-from vitrail.reporting import curves
-from vitrail.reporting.charts import draw_calibration, draw_distances
+from vitrail.reporting.charts import MOST_POINTS, draw_calibration, draw_distances, draw_run
 from vitrail.reporting.comparison import compare
-from vitrail.reporting.loading import RunData, embed, load_run, state_of
+from vitrail.reporting.loading import Rows, RunData, column, embed, load_run, state_of
 from vitrail.reporting.rendering import (
+    NONE,
     between,
     count,
-    days,
     duration,
     image_uri,
     joules,
     known,
+    memory,
     operations,
     percent,
     plural,
-    size_of,
+    significant,
     write_page,
 )
 from vitrail.weights.hub import fetch
@@ -46,13 +46,13 @@ _MOST_IMAGE_BYTES = 400_000
 def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:
     """The page of one run, or one comparison of several.
 
-    A run's own page lies in its folder; all others go to `out`, or to report.html here.
+    The page of one run goes to its folder, any other to report.html here, unless `out` is given.
     """
     shipped = fetch(BUILTIN.source)
     paths = [shipped if folder == BUILTIN.name else Path(folder) for folder in folders]
     for path in paths:
         if not runs.is_run(path):
-            raise VitrailError(f"{path} is no run folder: it has no run.json and config.toml")
+            raise VitrailError(f"{path} is not a run folder: run.json or config.toml is missing")
     if len(paths) > 1:
         return compare(paths, Path(out or "report.html"))
     own = out is None and paths[0] != shipped
@@ -60,7 +60,7 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path
 
 
 def write(folder: Path, target: Path | None = None) -> Path:
-    """Write the page of a run: report.html in its folder, or elsewhere."""
+    """Writes the page of a run to report.html in its folder, or elsewhere."""
     run = load_run(folder)
     return write_page(
         target or folder / "report.html",
@@ -75,9 +75,9 @@ def write(folder: Path, target: Path | None = None) -> Path:
         headline=_headline,
         status=_status,
         facts=_facts,
-        charts=curves.charts,
-        curve_caption=curves.caption,
-        curve_cautions=curves.cautions,
+        charts=draw_run,
+        curve_caption=_curve_caption,
+        curve_cautions=curve_cautions,
         class_tables=_class_tables,
         heat=_heat,
         confused=_confused,
@@ -106,8 +106,7 @@ def _headline(run: RunData) -> dict[str, str]:
         }
     best = run.info["best"]
     if not known(best.get("top1")):
-        detail = "Nothing has been measured so far."
-        return {"score": "–", "of": "no result yet", "detail": detail, "caution": ""}
+        return {"score": NONE, "of": "no results yet", "detail": "", "caution": ""}
     n = (run.val[-1] if run.val else {}).get("n") or run.info["data"].get("val") or 0
     return {
         "score": percent(best["top1"], n),
@@ -119,12 +118,12 @@ def _headline(run: RunData) -> dict[str, str]:
 
 def _caution(run: RunData, split: str) -> str:
     if split == "val" and run.info["best"]:
-        return "The best step was chosen on these images; a test on others says what to expect."
-    return "Not a test split: expect less of images that played no part in training."
+        return "The best step was selected on these images; only a test split is unbiased."
+    return "Not a test split: accuracy on unseen images may be lower."
 
 
 def _status(run: RunData) -> tuple[str, str]:
-    """One word of how it ended, and a sentence."""
+    """The status in one word, and in a sentence."""
     info = run.info
     word = info.get("status") or "unknown"
     steps = f" of {info['steps']:,}" if info.get("steps") else ""
@@ -134,16 +133,16 @@ def _status(run: RunData) -> tuple[str, str]:
     seconds = info.get("total_seconds") or info.get("seconds")
     sentences = {
         "finished": f"Finished at {reached} in {duration(seconds)}{reason}",
-        "stopped": f"Stopped at {reached}{reason} --resume continues it.",
+        "stopped": f"Stopped at {reached}{reason} Continue it with --resume.",
         "failed": f"Failed at {reached}{reason}",
-        "running": f"Was at {reached} when this page was written{reason} "
-        "If it no longer runs, it was killed; --resume continues it.",
+        "running": f"At {reached} when this page was written{reason} "
+        "If it is no longer running, it was killed; continue it with --resume.",
     }
-    return word, sentences.get(word, "run.json does not say how the run went.")
+    return word, sentences.get(word, "run.json does not record how the run ended.")
 
 
 def _facts(run: RunData) -> Facts:
-    """Model, data, time, hardware, commit: a name and what to say of it."""
+    """Model, data, time, hardware and commit."""
     info, data, model = run.info, run.info["data"], run.info["model"]
     parts = [f"{data[name]:,} {name}" for name in ("train", "val", "test") if data.get(name)]
     rows = {
@@ -179,11 +178,43 @@ def _commit(run: RunData) -> str:
     return f"{commit} with uncommitted changes" if commit and run.info.get("dirty") else commit
 
 
-Classes = list[dict[str, Any]]
+def _curve_caption(run: RunData) -> str:
+    """What the points of the curves stand for."""
+    parts = [f"Training metrics as logged ({len(run.train):,} lines)."] if run.train else []
+    if len(run.train) > MOST_POINTS:
+        parts.append("Each point is the mean of several lines; the band shows their range.")
+    if run.val:
+        parts.append(f"Validation on n = {run.val[-1].get('n') or 0:,} images.")
+    if run.info["best"].get("step") is not None:
+        parts.append("The dotted line marks the best step on val.")
+    return " ".join(parts)
 
 
-def _class_tables(result: dict[str, Any]) -> tuple[Classes, Classes]:
-    """The classes to show at once and those to show on demand."""
+def curve_cautions(run: RunData) -> list[str]:
+    """Gaps in the curves, and damaged lines."""
+    sentences = [
+        _not_finite(run.train, "loss"),
+        _not_finite(run.train, "grad_norm"),
+        _not_finite(run.val, "loss"),
+    ]
+    if note := run.notes.get("metrics.jsonl"):
+        sentences.append(f"metrics.jsonl {note}.")
+    return [sentence for sentence in sentences if sentence]
+
+
+def _not_finite(rows: Rows, name: str) -> str:
+    """A sentence where some values, but not all, are not finite."""
+    odd = ~np.isfinite(column(rows, name))
+    if not odd.any() or odd.all():
+        return ""
+    return (
+        f"{odd.sum():,} of {len(rows):,} lines have no finite {name.replace('_', ' ')} "
+        f"(first at step {column(rows, 'step')[odd][0]:,.0f})."
+    )
+
+
+def _class_tables(result: dict[str, Any]) -> tuple[Rows, Rows]:
+    """The classes to show, and those behind a click."""
     rows = result["per_class"]
     if len(rows) <= _FEW_CLASSES:
         return rows, []
@@ -194,19 +225,19 @@ def _class_tables(result: dict[str, Any]) -> tuple[Classes, Classes]:
 
 
 def _heat(result: dict[str, Any]) -> list[tuple[dict[str, Any], list[tuple[int, float]]]]:
-    """Each true class with its counts and how strongly to color them, where there are counts."""
+    """Each true class with its row of the confusion matrix: counts and strengths of color."""
     classes, counts = result["per_class"], result.get("confusion")
     if not counts or not 0 < len(classes) <= _MOST_HEAT_CLASSES:
         return []
     counts = np.array(counts, dtype=np.int64).reshape(len(classes), len(classes))
-    # The square root lets a handful of mistakes be seen beside hundreds of right answers.
+    # The square root makes a few mistakes visible beside hundreds of correct predictions.
     strength = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1)).round(2)
     rows = zip(classes, counts.tolist(), strength.tolist(), strict=True)
     return [(row, list(zip(*cells, strict=True))) for row, *cells in rows]
 
 
 def _confused(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The most frequent pairs, each with examples; older files have those among the mistakes."""
+    """The most frequent pairs with examples, which older files only have among the mistakes."""
     sizes = {row["name"]: row["n"] for row in result["per_class"]}
     pairs = []
     for pair in result["confused"][:10]:
@@ -221,37 +252,34 @@ def _confused(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _confidence(result: dict[str, Any]) -> str:
-    """Whether the model promises too much."""
+    """Whether the model is over- or underconfident."""
     bins = [one for one in result["calibration"] if one["n"]]
     n = sum(one["n"] for one in bins)
-    sure = sum(one["n"] * one["confidence"] for one in bins) / n
-    right = sum(one["n"] * one["accuracy"] for one in bins) / n
-    gap = sure - right
-    verdict = (
-        "over-confident" if gap > 0.02 else "under-confident" if gap < -0.02 else "well matched"
+    confidence, accuracy = (
+        sum(one["n"] * one[key] for one in bins) / n for key in ("confidence", "accuracy")
     )
+    gap = confidence - accuracy
+    verdict = "over" if gap > 0.02 else "under" if gap < -0.02 else "neither over- nor under"
     return (
-        f"On average the model is {percent(sure, n)} sure and {percent(right, n)} right "
-        f"(n = {n:,}): {verdict}."
+        f"Mean confidence is {percent(confidence, n)}, accuracy {percent(accuracy, n)} "
+        f"(n = {n:,}): the model is {verdict}confident."
     )
 
 
 def _inspected_images(run: RunData, inspection: dict[str, Any]) -> tuple[list[str], list[Any]]:
-    """What stands side by side in each image of an inspection, and the images."""
+    """The panels of each image of an inspection, and the images."""
     rows = (inspection.get("images") or [])[:_MOST_INSPECTED]
-    shown = ["what the model sees"]
+    panels = ["the model's input"]
     if rows and rows[0].get("rollout"):
-        shown.append("attention rollout")
+        panels.append("attention rollout")
     if rows and rows[0].get("gradient_rollout"):
-        shown.append("rollout for its answer")
-    shown.append("the first three principal components of its patch features")
-    files = (run.folder / "inspection" / f"picture-{i}.jpg" for i in range(1, len(rows) + 1))
-    images = [
-        {"truth": None, "guess": None, "probability": None, **row, "uri": uri}
-        for row, file in zip(rows, files, strict=True)
-        if (uri := embed(file, _MOST_IMAGE_BYTES))
-    ]
-    return shown, images
+        panels.append("rollout for the predicted class")
+    panels.append("the first three principal components of the patch features")
+    images = []
+    for number, row in enumerate(rows, 1):
+        if uri := embed(run.folder / "inspection" / f"picture-{number}.jpg", _MOST_IMAGE_BYTES):
+            images.append({"truth": None, "guess": None, "probability": None, **row, "uri": uri})
+    return panels, images
 
 
 def _cost(run: RunData) -> Facts:
@@ -259,10 +287,10 @@ def _cost(run: RunData) -> Facts:
     rows = [
         ("compute", operations(cost.get("exaflops"))),
         ("images seen", count(cost.get("images_seen"))),
-        ("forward pass", f"{days(cost.get('gmacs'))} GMACs an image"),
-        ("device-days", days(cost.get("device_days"))),
+        ("forward pass", f"{significant(cost.get('gmacs'))} GMACs per image"),
+        ("device-days", significant(cost.get("device_days"))),
         ("energy", joules(energy) if known(energy) else "not reported by the driver"),
-        ("peak memory", size_of(cost.get("peak_memory_bytes"))),
+        ("peak memory", memory(cost.get("peak_memory_bytes"))),
     ]
     sessions = cost.get("sessions") or 1
     return [*rows, ("sessions", str(sessions))] if sessions > 1 else rows
@@ -292,7 +320,7 @@ def _environment(run: RunData) -> Facts:
 
 
 def _broken(run: RunData) -> list[tuple[str, Any]]:
-    """Files that could not be read, by where they were met."""
+    """Files that could not be read, by where they are."""
     lists = {"the data": run.info["data"].get("broken")}
     lists |= {f"evaluation on {name}": e["broken"] for name, e in run.evaluations.items()}
     return [(where, files) for where, files in lists.items() if files]

@@ -1,4 +1,4 @@
-"""Templates → one self-contained page, and how its numbers are written."""
+"""Templates to one self-contained page, and the formats of its numbers."""
 
 import math
 import re
@@ -6,12 +6,12 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateRuntimeError
 from markupsafe import Markup, escape
 
-from vitrail import __version__
+from vitrail import __version__, console
 from vitrail.errors import one_line
 from vitrail.files import atomic_write
 
@@ -19,7 +19,7 @@ MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
     TemplateRuntimeError,
 )
-"""What values of another kind than expected lead to."""
+"""Errors that values of an unexpected type lead to."""
 
 NONE = "–"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -33,7 +33,7 @@ _MOST_URI_BYTES = 60_000
 
 
 def write_page(target: Path, template: str, **values: Any) -> Path:
-    """Render a template and write it whole or not at all; what comes from files is escaped."""
+    """Renders a template and writes it atomically; text from files is escaped."""
     environment = Environment(
         loader=FunctionLoader(_source),
         autoescape=True,
@@ -43,7 +43,7 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
         lstrip_blocks=True,
     )
     filters = (percent, between, fixed, count, duration, plural, short, image_uri)
-    filters += (operations, joules, size_of, days)
+    filters += (operations, joules, memory, significant)
     environment.filters.update({function.__name__: function for function in filters})
     window = resources.files("vitrail").joinpath("window.svg").read_text("utf-8")
     page = environment.get_template(template).render(
@@ -67,7 +67,7 @@ def _printable(value: Any) -> Any:
 
 
 def _section(name: str, title: str, file: str, caller: Callable[[], str], css: str = "") -> Markup:
-    """`{% call section(...) %}`: a section of a page, or a sentence where its file is malformed."""
+    """`{% call section(...) %}`: a section of a page, or one line if its file is malformed."""
     try:
         body = caller()
     except MALFORMED as error:
@@ -102,16 +102,14 @@ def plural(number: int, thing: str) -> str:
     return f"{number:,}{SPACE}{thing}{ending}"
 
 
-def known(value: Number) -> bool:
+def known(value: Number) -> TypeGuard[int | float]:
     """Whether there is a finite number."""
     return value is not None and math.isfinite(value)
 
 
 def percent(fraction: Number, n: int = 0) -> str:
     """`97.3 %`; with two digits where there are images enough to tell them apart."""
-    if fraction is None or not math.isfinite(fraction):
-        return NONE
-    return f"{100 * fraction:.{1 if n < 1000 else 2}f}{SPACE}%"
+    return f"{100 * fraction:.{1 if n < 1000 else 2}f}{SPACE}%" if known(fraction) else NONE
 
 
 def between(span: Sequence[Number] | None, n: int = 0) -> str:
@@ -132,24 +130,17 @@ def count(value: Number) -> str:
     return f"{value:,.0f}" if known(value) else NONE
 
 
-def days(value: Number) -> str:
-    """`680`, `0.0123`: three digits, however little it is."""
-    if value is None or not math.isfinite(value):
+def significant(value: Number) -> str:
+    """`12,300`, `680`, `0.0123`: at least three digits, however small."""
+    if not known(value):
         return NONE
     # Format `g` would write 1.23e+03 for what is more than three digits.
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def duration(seconds: Number) -> str:
-    """`38 s`, `46 min`, `2 h 05 min`."""
-    if seconds is None or not math.isfinite(seconds) or seconds < 0:
-        return NONE
-    if seconds < 120:
-        return f"{seconds:.{1 if seconds < 10 else 0}f}{SPACE}s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes}{SPACE}min"
-    return f"{minutes // 60:,}{SPACE}h{SPACE}{minutes % 60:02d}{SPACE}min"
+    """`38 s`, `46 min`, `2.1 h`, as on the console."""
+    return console.duration(float(seconds)).replace(" ", SPACE) if known(seconds) else NONE
 
 
 def operations(exaflops: Number) -> str:
@@ -164,14 +155,14 @@ def joules(value: Number) -> str:
     return _scaled(value, (3.6e6, "kWh"), (3600, "Wh"), (1, "J"))
 
 
-def size_of(n_bytes: Number) -> str:
+def memory(n_bytes: Number) -> str:
     """`1.5 GiB`, `310 MiB`."""
     return _scaled(n_bytes, (2**30, "GiB"), (2**20, "MiB"))
 
 
 def _scaled(value: Number, *units: tuple[int | float, str]) -> str:
-    """Three digits and the largest unit that leaves a whole; the last unit for anything less."""
-    if value is None or not math.isfinite(value):
+    """In the largest unit of which there is at least one, or else in the smallest."""
+    if not known(value):
         return NONE
     size, unit = next((pair for pair in units if abs(value) >= pair[0]), units[-1])
-    return f"{days(value / size)}{SPACE}{unit}"
+    return f"{significant(value / size)}{SPACE}{unit}"

@@ -1,4 +1,4 @@
-"""The results of a sweep as tables, for the terminal and for a page."""
+"""The results of a sweep as tables, for the console and the comparison page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     strong: frozenset[int] = frozenset()
-    """The rows that stand out."""
+    """The rows to emphasize."""
 
 
 def tables(result: Mapping[str, Any], name: str = "") -> list[Table]:
-    """The data sets, where there are several, and the trials."""
+    """The trials, below the tasks if there are several."""
     of = f" of {name}" if name else ""
     shown = [_trials(result, f"Trials{of}")]
     return [tasks(result, f"Tasks{of}"), *shown] if "tasks" in result else shown
 
 
 def _trials(result: Mapping[str, Any], title: str) -> Table:
-    """Every point of the grid, its score on val, and which was chosen."""
+    """Every point of the grid with its score on val; the chosen one is marked."""
     rows = result["trials"]
     names = list(result["chosen"])
     many = "tasks" in result
@@ -43,13 +43,13 @@ def _trials(result: Mapping[str, Any], title: str) -> Table:
             )
             for trial in rows
         ],
-        note=f"val is the mean of {_counted(result['present'], 'data set')}." if many else "",
+        note=f"val is the mean over {_counted(result['present'], 'dataset')}." if many else "",
         strong=frozenset(i for i, trial in enumerate(rows) if trial["chosen"]),
     )
 
 
 def tasks(result: Mapping[str, Any], title: str) -> Table:
-    """The form of the paper's Table 9: every task, the groups' means, the mean."""
+    """As in the paper's Table 9: every task, the means of groups, the mean."""
     rows = [_task_row(task) for task in result["tasks"]]
     first_mean = len(rows)
     for group in result["groups"]:
@@ -57,9 +57,9 @@ def tasks(result: Mapping[str, Any], title: str) -> Table:
         rows.append((f"{group['group']} mean", "", _score(group["mean"]), "", count))
     count = f"{result['present']} of {len(result['tasks'])} tasks"
     rows.append(("mean", "", _score(result["mean"], result["std"]), f"{result['n']:,}", count))
-    note = f"Top-1 on test in per cent, mean of {_counted(len(result['seeds']), 'seed')}."
+    note = f"Top-1 on test in percent, mean over {_counted(len(result['seeds']), 'seed')}."
     if result["absent"]:
-        note += f" Absent, and in no mean: {', '.join(result['absent'])}."
+        note += f" Absent, excluded from all means: {', '.join(result['absent'])}."
     return Table(
         title=title,
         columns=("task", "group", "top-1", "n", ""),
@@ -77,12 +77,12 @@ def _task_row(task: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _score(mean: float | None, std: float | None = None) -> str:
-    """`97.10 ± 0.32`, in per cent."""
+    """`97.10 ± 0.32`, in percent."""
     if mean is None:
         return NONE
     return f"{100 * mean:.2f}" + ("" if std is None else f" ± {100 * std:.2f}")
 
 
 def _counted(number: int, thing: str) -> str:
-    """`1 seed`, `2 seeds`, with a plain space: a terminal shows it too."""
+    """`1 seed`, `2 seeds`; with a plain space, unlike on pages."""
     return f"{number} {thing}{'s' * (number != 1)}"

@@ -1,4 +1,4 @@
-"""The endpoints of the JSON API: one method each, with the query parameters as arguments."""
+"""The endpoints of the JSON API, with their query parameters as arguments."""
 
 import asyncio
 import json
@@ -14,6 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from vitrail.data.decode import quiet
 from vitrail.errors import did_you_mean
 from vitrail.serving.batching import RESTARTING, Batcher
 from vitrail.serving.limits import Limits, RequestError, busy
@@ -24,17 +25,17 @@ from vitrail.serving.requests import BodyReader, PreparedImage, Upload, prepare,
 
 
 @dataclass(frozen=True)
-class BatchResult:
+class _BatchResult:
     """The images of one request with their predictions."""
 
     model: ServedModel
     images: Sequence[PreparedImage]
     predictions: Sequence[Prediction]
     seconds: dict[str, float]
-    """For decoding, and for the model with the time in its queue."""
+    """Of decoding, and of the model including its queue."""
 
     def report(self, **more: Any) -> dict[str, Any]:
-        """The JSON of a response: model, times, and what differs between endpoints."""
+        """The JSON of a response: model, times, and the results of the endpoint."""
         times = {name: round(1000 * seconds, 2) for name, seconds in self.seconds.items()}
         return {"model": self.model.name, "milliseconds": times, **more}
 
@@ -47,7 +48,7 @@ class Service:
         self.metrics = Metrics()
         self._limits = limits
         self._bodies = BodyReader(limits)
-        # Each thread may hold the largest image that is accepted: no more than can run at once.
+        # Each thread may hold the largest accepted image, so there are only as many as can run.
         self._threads = ThreadPoolExecutor(max(2, os.cpu_count() or 1))
         self._batchers = {
             name: Batcher(model.predict, limits, partial(self.metrics.observe_batch, name))
@@ -60,7 +61,9 @@ class Service:
     async def running(self) -> AsyncIterator[None]:
         """Batches are computed inside the block; all requests must have ended before it does."""
         tasks = [asyncio.create_task(batcher.run()) for batcher in self._batchers.values()]
-        yield
+        # Decoding silences Pillow's warnings for all threads at once, hence here as well.
+        with quiet():
+            yield
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -133,13 +136,13 @@ class Service:
         if name is None:
             return next(iter(self.models.values()))
         if name not in self.models:
-            hint = did_you_mean(name, self.models) or f"; there is {', '.join(self.models)}"
+            hint = did_you_mean(name, self.models) or f"; expected {' or '.join(self.models)}"
             raise RequestError(404, "unknown_model", f"no model '{name[:80]}'{hint}")
         return self.models[name]
 
     async def _process(
         self, request: Request, model: ServedModel, query: MapQuery | None = None
-    ) -> BatchResult:
+    ) -> _BatchResult:
         """Reads, decodes and predicts all images of a request; for maps, only one is accepted."""
         if query is not None:
             query.check(model.attention)
@@ -155,12 +158,12 @@ class Service:
                     with batcher.reserve(len(uploads)):
                         return await self._predict_uploads(model, uploads, query)
             except TimeoutError:
-                message = f"no response within {limits.seconds:g} s"
+                message = f"the request took longer than {limits.seconds:g} s"
                 raise RequestError(504, "timeout", message) from None
 
     async def _predict_uploads(
         self, model: ServedModel, uploads: Sequence[Upload], query: MapQuery | None
-    ) -> BatchResult:
+    ) -> _BatchResult:
         batcher, pixels = self._batchers[model.name], self._limits.pixels
         start = time.perf_counter()
         images = await asyncio.gather(
@@ -171,8 +174,8 @@ class Service:
             *(batcher.submit(PredictionRequest(image.pixels, query)) for image in images)
         )
         seconds = {"decode": decoded - start, "model": time.perf_counter() - decoded}
-        return BatchResult(model, images, predictions, seconds)
+        return _BatchResult(model, images, predictions, seconds)
 
     def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """For work that would hold up other requests in the event loop."""
+        """Runs what would block other requests in the event loop."""
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

@@ -1,10 +1,9 @@
-"""The web application: routes, access, and error responses."""
+"""The web application: routes, access control, and error responses."""
 
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail.data.decode import quiet
 from vitrail.errors import one_line
 from vitrail.serving import page
 from vitrail.serving.api import Service
@@ -51,6 +49,26 @@ def application(
     limits = limits or Limits()
     service = Service(models, limits)
     description = describe_api(limits, tuple(service.models), secured=bool(token))
+    middleware = [Middleware(_Gate, service.metrics, token, tuple(hosts), tuple(origins))]
+    if origins:
+        # First, since a browser asks without the token whether it may send one.
+        allowed: dict[str, Any] = {
+            "allow_origins": origins,
+            "allow_methods": ["GET", "POST"],
+            "allow_headers": ["Authorization", "Content-Type"],
+        }
+        middleware.insert(0, Middleware(CORSMiddleware, **allowed))
+    errors = (RequestError, HTTPException, ClientDisconnect, Exception)
+    return Starlette(
+        routes=_routes(service, description),
+        middleware=middleware,
+        exception_handlers=dict.fromkeys(errors, _handle_error),
+        lifespan=lambda _app: service.running(),
+    )
+
+
+def _routes(service: Service, description: dict[str, Any]) -> list[Route]:
+    """The endpoints, with the methods and query parameters of the OpenAPI description."""
 
     async def openapi(_request: Request) -> Response:
         return JSONResponse(description)
@@ -69,42 +87,12 @@ def application(
         "/": page.page,
         "/openapi.json": openapi,
     }
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        # Decoding silences Pillow's warnings for all threads at once, hence here as well.
-        with quiet():
-            async with service.running():
-                yield
-
-    gate = Middleware(_Gate, service.metrics, token, tuple(hosts), tuple(origins))
-    # First, since a browser asks without the token whether it may send one.
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=origins,
-        allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type"],
-    )
-    return Starlette(
-        routes=[
-            _route(path, endpoint, description["paths"][path])
-            for path, endpoint in endpoints.items()
-        ],
-        middleware=[cors, gate] if origins else [gate],
-        exception_handlers={
-            RequestError: _request_error,
-            HTTPException: _http_error,
-            ClientDisconnect: _disconnected,
-            Exception: _failed,
-        },
-        lifespan=lifespan,
-    )
+    return [_route(path, call, description["paths"][path]) for path, call in endpoints.items()]
 
 
 def _route(
     path: str, endpoint: Callable[..., Awaitable[Response]], description: dict[str, Any]
 ) -> Route:
-    """An endpoint with the method and the query parameters of its OpenAPI description."""
     ((method, operation),) = description.items()
     parameters = operation.get("parameters", ())
 
@@ -116,7 +104,7 @@ def _route(
 
 @dataclass
 class _Gate:
-    """Refuses requests that may not use the server, and counts all of them."""
+    """Refuses requests that are not allowed, and counts all of them."""
 
     app: ASGIApp
     metrics: Metrics
@@ -136,39 +124,39 @@ class _Gate:
             await send(message)
 
         try:
-            error = self._objection(scope)
+            error = self._refusal(scope)
             app = self.app if error is None else error_response(error)
             await app(scope, receive, send_counted)
         finally:
-            # Unknown paths are counted as one: there is no end of them.
+            # Unknown paths share a label: there could be any number of them.
             route = scope.get("route")
             path = route.path if isinstance(route, Route) else "other"
             self.metrics.observe_request(path, status, time.perf_counter() - start)
 
-    def _objection(self, scope: Scope) -> RequestError | None:
-        """Why a request is refused; None if it is not.
+    def _refusal(self, scope: Scope) -> RequestError | None:
+        """Why a request is refused; None if it is allowed.
 
-        Decided by the headers and path as they were sent: Starlette builds its URL from both, and
-        falls back to another name where it cannot parse Host.
+        This uses the headers and path as sent: Starlette builds its URL from both, and falls back
+        to another name if it cannot parse Host.
         """
         headers = Headers(scope=scope)
         host = _HOST.fullmatch(_only(headers, "host"))
         if host is None:
-            return RequestError(403, "wrong_host", "expected one Host header, as localhost:8000")
+            return RequestError(403, "wrong_host", "expected one Host header like localhost:8000")
         if self.hosts and (host[1] or host[2]).lower() not in self.hosts:
-            message = f"this server answers to {', '.join(self.hosts)} alone"
+            message = f"wrong Host; expected {' or '.join(self.hosts)}"
             return RequestError(403, "wrong_host", message)
         if scope["method"] not in ("GET", "HEAD") and self._is_foreign(headers):
-            message = "a page of another site sent this; allow it with --origin https://SITE"
+            message = "request from a page of another site; allow it with --origin https://SITE"
             return RequestError(403, "foreign_origin", message)
         if not self.token or scope["path"] in OPEN_PATHS:
             return None
-        kind, _, given = _only(headers, "authorization").partition(" ")
+        scheme, _, given = _only(headers, "authorization").partition(" ")
         # Bytes, since strings are compared in constant time only if they are ASCII.
         sent, token = given.encode("latin-1").strip(), self.token.encode()
-        if kind.lower() == "bearer" and secrets.compare_digest(sent, token):
+        if scheme.lower() == "bearer" and secrets.compare_digest(sent, token):
             return None
-        message = "this server needs its token, as `Authorization: Bearer TOKEN`"
+        message = "the token is missing or wrong; send it as `Authorization: Bearer TOKEN`"
         return RequestError(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
 
     def _is_foreign(self, headers: Headers) -> bool:
@@ -198,27 +186,22 @@ def error_response(error: RequestError) -> Response:
     return JSONResponse(content, status_code=error.status, headers=error.headers)
 
 
-async def _request_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError)
-    return error_response(error)
+async def _handle_error(request: Request, error: Exception) -> Response:
+    return error_response(_to_request_error(request, error))
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own errors: unknown paths and methods."""
-    assert isinstance(error, HTTPException)
-    path = one_line(request.scope["path"])[:80]
-    code, message = {
-        404: ("not_found", f"there is no {path}; /openapi.json lists what there is"),
-        405: ("wrong_method", f"{path} takes {(error.headers or {}).get('Allow', 'no such')}"),
-    }.get(error.status_code, ("bad_request", error.detail))
-    return error_response(RequestError(error.status_code, code, message, error.headers))
-
-
-async def _disconnected(_request: Request, _error: Exception) -> Response:
-    # Nobody reads this.
-    return error_response(RequestError(400, "gone", "the connection was closed"))
-
-
-async def _failed(_request: Request, _error: Exception) -> Response:
+def _to_request_error(request: Request, error: Exception) -> RequestError:
+    match error:
+        case RequestError():
+            return error
+        case ClientDisconnect():  # nobody reads this
+            return RequestError(400, "gone", "the connection was closed")
+        case HTTPException():  # Starlette's own: unknown paths and methods
+            path, headers = one_line(request.scope["path"])[:80], error.headers or {}
+            code, message = {
+                404: ("not_found", f"no such path: {path}; /openapi.json lists all of them"),
+                405: ("wrong_method", f"{path} accepts {headers.get('Allow', 'no such method')}"),
+            }.get(error.status_code, ("bad_request", error.detail))
+            return RequestError(error.status_code, code, message, headers)
     # The log has the details, and the client has no use for them.
-    return error_response(RequestError(500, "internal", "the server failed; its log says why"))
+    return RequestError(500, "internal", "internal error; see the server's log")

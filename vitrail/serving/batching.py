@@ -18,7 +18,7 @@ CHECK = 1.0
 """Seconds between checks that the worker thread is alive."""
 RESTART = 1.0
 """Seconds until a dead thread is replaced; /health reports it meanwhile."""
-RESTARTING = "the thread of a model has ended, and another one is being started"
+RESTARTING = "the worker thread of a model ended and is being restarted"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Batcher:
         self._start_executor()
 
     def _start_executor(self) -> None:
-        # The executor does not tell whether its thread is alive, so the thread is remembered.
+        # The executor does not say whether its thread is alive, so the thread is remembered.
         def remember() -> None:
             self.worker = threading.current_thread()
 
@@ -63,7 +63,7 @@ class Batcher:
     def reserve(self, count: int) -> Iterator[None]:
         """Holds places for `count` images, from before they are read until they have results."""
         if self.reserved + count > self._limits.queue:
-            raise busy(f"{self.reserved} images are waiting already")
+            raise busy(f"{self.reserved} images are already waiting")
         self.reserved += count
         try:
             yield

@@ -1,4 +1,4 @@
-"""What one connection may take: time, bytes, and a place among the others."""
+"""Limits on connections: their time, their bytes and their number."""
 
 import asyncio
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ class Connection(H11Protocol):
 
     limits = Limits()
     waiting: ClassVar[dict["Connection", None]] = {}
-    """Connections whose client is to send headers or more of a body; longest first."""
+    """Connections that wait for headers or more of a body, longest first."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self.limits.connections:
@@ -46,7 +46,7 @@ class Connection(H11Protocol):
         self._watch()
         self._received += len(data)
         # A body that is refused before it is read is read nevertheless, so that the client, which
-        # is still sending, learns why; but not without end.
+        # is still sending, learns why; but only up to a limit.
         if self._received > 3 * self.limits.body + 2**16:
             self._expire()
 
@@ -127,6 +127,6 @@ def allow_files(connections: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
-        message = f"--connections {connections} needs {needed} open files, and {hard} are allowed"
+        message = f"--connections {connections} needs {needed} open files, but the limit is {hard}"
         raise VitrailError(f"{message}; lower it, or raise the limit (ulimit -n)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

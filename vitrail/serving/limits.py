@@ -1,4 +1,4 @@
-"""What a server accepts, and the errors it answers with."""
+"""The limits of a server, and its error responses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -6,19 +6,19 @@ from dataclasses import dataclass, fields
 from vitrail.errors import VitrailError
 
 EXTRA_FIELDS = 32
-"""Parts of a form that may be something other than images; they are ignored."""
+"""Parts of a form besides images; they are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The options of `vitrail serve` that limit how much is accepted, and for how long."""
+    """The options of `vitrail serve` that limit how much it accepts, and for how long."""
 
     batch: int = 32
-    """Images that go through a model together."""
+    """Images in one batch."""
     wait: float = 5.0
-    """Milliseconds that an image waits for others, if others are on their way."""
+    """Milliseconds that an image waits for others that are being read."""
     queue: int = 256
-    """Images per model that are being read, waiting or computed; more are answered with 503."""
+    """Images per model that are being read, waiting or computed; beyond that, 503."""
     images: int = 32
     """Images in one request."""
     megabytes: float = 16.0
@@ -26,7 +26,7 @@ class Limits:
     megapixels: float = 50.0
     """Width times height of one image, in millions."""
     seconds: float = 30.0
-    """For an upload to arrive, and again for its response."""
+    """Time for an upload to arrive, and again for its response."""
     connections: int = 512
     """Open at once; more than `queue`, so that /health is reachable when the queue is full."""
     idle: float = 10.0
@@ -67,5 +67,5 @@ class RequestError(Exception):
 
 
 def busy(reason: str) -> RequestError:
-    """Too much at once; the client may repeat the same request a little later."""
+    """Overloaded; the client may retry a little later."""
     return RequestError(503, "busy", f"{reason}; try again", {"Retry-After": "1"})

@@ -1,4 +1,4 @@
-"""Which attention maps a request asks for, and their values."""
+"""Attention maps: which ones a request selects, and their values."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,30 +55,30 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class MapQuery:
-    """The layer, head and patch whose maps are wanted."""
+    """The layers, heads and patches whose maps a request selects."""
 
     layer: int | Literal["rollout", "all"] = "rollout"
     head: int | Literal["mean"] | None = None
-    """None stands for each of them."""
+    """None selects each of them."""
     patch: int | Literal["all"] | None = None
-    """The patch that attends; None for what the classifier reads."""
+    """The patch that attends; None for the token or pooling that the head reads."""
 
     @property
     def rollout(self) -> bool:
         return self.layer in ("rollout", "all")
 
     def layers(self, shape: AttentionShape) -> tuple[int, ...]:
-        """The layers whose heads are wanted."""
+        """The layers whose heads are selected."""
         if self.layer == "rollout":
             return ()
         return tuple(range(len(shape.heads))) if self.layer == "all" else (int(self.layer),)
 
     def check(self, shape: AttentionShape) -> None:
-        """Refuses what this model does not have, or what would be too much."""
+        """Refuses what the model does not have, and responses that would be too large."""
 
         def check_number(what: str, number: int | str | None, count: int) -> None:
             if isinstance(number, int) and number >= count:
-                message = f"there is no {what} {number}: this model has 0 to {count - 1}"
+                message = f"no {what} {number}; the last one is {count - 1}"
                 raise RequestError(404, "not_found", message)
 
         if not shape.heads:
@@ -87,28 +87,28 @@ class MapQuery:
         heads = [shape.heads[n] for n in self.layers(shape)]
         check_number("head", self.head, min(heads, default=max(shape.heads)))
         if self.patch is not None and not shape.uniform:
-            message = "the layers of this model see different patches; leave `patch` out"
+            message = "the layers of this model have different patches; omit `patch`"
             raise RequestError(404, "no_attention", message)
         patches = prod(shape.grids[0])
         check_number("patch", self.patch, patches)
         maps = self.rollout + (sum(heads) if self.head is None else len(heads))
         if (numbers := maps * (patches if self.patch == "all" else 1) * patches) > _MAX_NUMBERS:
             message = (
-                f"the response would have {numbers:,} numbers; ask for one layer, head or patch"
+                f"the response would have {numbers:,} numbers; select one layer, head or patch"
             )
             raise RequestError(400, "bad_parameter", message)
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """Where one head looks, or the mean of heads, or rollout over all layers."""
+    """The attention of one head, the mean of heads, or rollout over all layers."""
 
     layer: int | None
     """None for rollout."""
     head: int | None
-    """None for all of them together."""
+    """None for the mean of all."""
     patch: int | None
-    """None for what the classifier reads."""
+    """None for what the head reads."""
     values: Float[Tensor, "y x"]
     """They sum to 1."""
 
@@ -122,7 +122,7 @@ class AttentionMap:
     def overlay_png(
         self, pixels: Float[Tensor, "c y x"], preprocess: Preprocessing, shape: AttentionShape
     ) -> bytes:
-        """The image lit where the map is high, as a PNG file."""
+        """The image, bright where attention is high, as a PNG file."""
         height, width = shape.visible
         image = denormalize(pixels[:, :height, :width], preprocess)
         values = self.values if self.layer is None else clip_outliers(self.values)
@@ -142,7 +142,7 @@ def attention_maps(
 
 
 def _read_by_classifier(recording: Recording, query: MapQuery) -> Iterator[AttentionMap]:
-    """From the tokens that the classifier reads."""
+    """From what the head reads."""
     shape = AttentionShape.of(recording)
     layers = query.layers(shape)
     seen = analyze_attention(recording, layers)
@@ -168,7 +168,7 @@ def _read_by_patches(recording: Recording, query: MapQuery) -> Iterator[Attentio
             yield AttentionMap(layer, head, patch, values)
 
     if query.rollout:
-        # inspection's rollout follows one row through the layers; here, every row is wanted.
+        # inspection's rollout follows one row through the layers; this needs every row.
         product = torch.eye(layers[0].tokens, device=layers[0].inputs.device)
         for layer in layers:
             product = (matrix(layer).mean(0) @ product + product) / 2

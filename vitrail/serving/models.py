@@ -20,7 +20,7 @@ from vitrail.weights.load import load
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """An image, and the attention maps wanted of it, if any."""
+    """An image, and its attention maps to compute, if any."""
 
     pixels: Float[Tensor, "c y x"]
     query: MapQuery | None = None
@@ -94,7 +94,7 @@ class ServedModel:
 
 
 def serve_model(model: Classifier, name: str) -> ServedModel:
-    """Prepares a model; a forward pass over a black image finds out what cannot work."""
+    """Prepares a model; a forward pass over a black image finds out early what does not work."""
     if not isinstance(model.preprocess, Preprocessing):
         raise VitrailError(f"{name} has no preprocessing; load it with vitrail.load(...)")
     weights = next(model.eval().parameters())
@@ -110,10 +110,10 @@ def open_models(sources: Sequence[str | Path], device: torch.device) -> list[Ser
     for source in sources:
         name, path = split_name(str(source))
         if name in (one.name for one in models):
-            raise VitrailError(f"two models are called '{name}'; name one, as other={path}")
+            raise VitrailError(f"two models are called '{name}'; rename one, as in other={path}")
         models.append(serve_model(load(path).to(device), name))
     if not models:
-        raise VitrailError("no model to serve; name a run folder or a weights file")
+        raise VitrailError("no model to serve; pass a run folder or a weights file")
     return models
 
 

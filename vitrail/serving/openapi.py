@@ -9,7 +9,7 @@ from vitrail.serving.limits import EXTRA_FIELDS, Limits
 _Json = dict[str, Any]
 
 OPEN_PATHS = ("/", "/health", "/openapi.json")
-"""Paths that need no token: they reveal nothing about a model or an image."""
+"""Paths that need no token: they reveal nothing about models or images."""
 _ERRORS = {
     400: "A parameter, the form or the request is wrong.",
     401: "The token is missing or wrong.",
@@ -17,7 +17,7 @@ _ERRORS = {
     408: "The upload took too long.",
     413: "Too many bytes or pixels.",
     422: "An image cannot be decoded, or not in reasonable time.",
-    503: "Too much at once, or a restart: try again after the seconds in Retry-After.",
+    503: "Overloaded or restarting: retry after the number of seconds in Retry-After.",
     504: "No response in time.",
 }
 _UPLOAD_ERRORS = (400, 404, 408, 413, 422, 503, 504)
@@ -86,7 +86,7 @@ def _post(summary: str, response: str, *parameters: _Json, images: int) -> _Json
     }
     body = {
         "required": True,
-        "description": "The bytes decide, whatever type they are said to be. A form has 1 to "
+        "description": "The image format is detected, whatever the content type. A form has 1 to "
         f"{images} files, of any field name, and up to {EXTRA_FIELDS} other fields.",
         "content": {kind: {"schema": image} for kind in _IMAGE_TYPES}
         | {"multipart/form-data": form},
@@ -150,7 +150,7 @@ def _or_null(schema: _Json) -> _Json:
     return {**schema, "type": [schema["type"], "null"]}
 
 
-_PATCH = "Whose attention. Default: what the classifier reads."
+_PATCH = "The patch that attends. Default: what the classifier reads."
 _STRING: _Json = {"type": "string"}
 _COUNT: _Json = {"type": "integer", "minimum": 0}
 _INDEX: _Json = {"type": "integer", "minimum": 0, "maximum": 999_999_999}

@@ -1,79 +1,79 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 const JEWELS = ["#2549a8", "#2f86c8", "#8fb8e8", "#6a3fa0", "#b3263b", "#d8622c", "#e0a020", "#1c7a55"];
-const state = { models: [], model: null, file: null, bitmap: null, maps: null, crop: null, patch: null, pinned: false, turn: 0, wide: new Map() };
+const state = { models: [], model: null, file: null, bitmap: null, maps: null, crop: null, patch: null, pinned: false, turn: 0, patchMaps: new Map() };
 
-// The server.
+// Requests to the server.
 
-const told = new URLSearchParams(location.hash.slice(1)).get("token");
-if (told) { keep(told); history.replaceState(null, "", location.pathname); }
-function keep(token) { try { sessionStorage.setItem("token", token); } catch { state.token = token; } }
+const linkToken = new URLSearchParams(location.hash.slice(1)).get("token");
+if (linkToken) { storeToken(linkToken); history.replaceState(null, "", location.pathname); }
+function storeToken(token) { try { sessionStorage.setItem("token", token); } catch { state.token = token; } }
 function token() { try { return sessionStorage.getItem("token") || state.token; } catch { return state.token; } }
 
-async function ask(path, options = {}) {
+async function request(path, options = {}) {
   const headers = token() ? { Authorization: `Bearer ${token()}` } : {};
-  let answer;
+  let response;
   try {
-    answer = await fetch(path, { ...options, headers });
+    response = await fetch(path, { ...options, headers });
   } catch {
-    throw new Error("The server does not answer. Is “vitrail serve” still running?");
+    throw new Error("The server is not responding. Is “vitrail serve” still running?");
   }
-  if (answer.ok) return answer;
-  if (answer.status === 401) $("door").hidden = false;
-  const body = await answer.json().catch(() => null);
-  throw new Error(sentence(body?.error?.message ?? `The server answered ${answer.status}.`));
+  if (response.ok) return response;
+  if (response.status === 401) $("door").hidden = false;
+  const body = await response.json().catch(() => null);
+  throw new Error(sentence(body?.error?.message ?? `The server responded with status ${response.status}.`));
 }
 
 // A message may begin with the name of a file, which stays as it is.
 const sentence = (line) => line.replace(/^[a-z]+(?=[ ,])/, (word) => word[0].toUpperCase() + word.slice(1)) + (/[.!?]$/.test(line) ? "" : ".");
 
-function question(path, more = {}) {
+function upload(path, parameters = {}) {
   const form = new FormData();
   form.append("file", state.file, state.file.name || "the pasted picture");
-  const query = new URLSearchParams({ model: state.model.name, ...more });
-  return ask(`${path}?${query}`, { method: "POST", body: form }).then((answer) => answer.json());
+  const query = new URLSearchParams({ model: state.model.name, ...parameters });
+  return request(`${path}?${query}`, { method: "POST", body: form }).then((response) => response.json());
 }
 
-// One picture, from its arrival to its answer.
+// One picture: its prediction, then its attention maps.
 
-async function take(file, credit = "") {
+async function classify(file, credit = "") {
   const turn = ++state.turn;
   Object.assign(state, { file, maps: null, patch: null, pinned: false });
-  state.wide.clear();
-  alarm("");
+  state.patchMaps.clear();
+  showError("");
   $("frame").classList.add("busy");
   try {
     const started = performance.now();
-    const [bitmap, found] = await Promise.all([shown(file), question("/predict")]);
+    const [bitmap, prediction] = await Promise.all([decode(file), upload("/predict")]);
     if (turn !== state.turn) return;
     state.bitmap = bitmap;
-    present(found, performance.now() - started);
+    showPrediction(prediction, performance.now() - started);
     $("credit").textContent = credit;
     draw();
     if (state.model.heads.length) {
-      const looked = await question("/attention", { layer: "all" });
+      const attention = await upload("/attention", { layer: "all" });
       if (turn !== state.turn) return;
-      state.maps = looked.maps;
-      state.crop = looked.crop;
+      state.maps = attention.maps;
+      state.crop = attention.crop;
       draw();
     }
   } catch (error) {
-    if (turn === state.turn) alarm(error.message);
+    if (turn === state.turn) showError(error.message);
   } finally {
     if (turn === state.turn) $("frame").classList.remove("busy");
   }
 }
 
-// Formats that a browser cannot show may still be known to the server.
-const shown = (file) => createImageBitmap(file).catch(() => null);
+// The server may know formats that the browser does not.
+const decode = (file) => createImageBitmap(file).catch(() => null);
 
-function alarm(message) {
+function showError(message) {
   $("alarm").hidden = !message;
   $("alarm").textContent = message;
 }
 
-function present(found, roundTrip) {
-  const top = found.results[0].top;
+function showPrediction(prediction, roundTrip) {
+  const top = prediction.results[0].top;
   $("intro").hidden = true;
   $("answer").hidden = $("save").hidden = false;
   $("controls").hidden = !state.model.heads.length;
@@ -81,7 +81,7 @@ function present(found, roundTrip) {
   const rows = top.map(({ label, probability }, number) => {
     const row = document.createElement("li");
     row.style.setProperty("--tone", `var(--g${number % 5})`);
-    row.append(part("span", "name", label), part("span", "share", percent(probability)), part("div", "bar"));
+    row.append(element("span", "name", label), element("span", "share", percent(probability)), element("div", "bar"));
     const bar = document.createElement("i");
     bar.style.width = "0";
     requestAnimationFrame(() => { bar.style.width = `${100 * probability}%`; });
@@ -90,20 +90,17 @@ function present(found, roundTrip) {
     return row;
   });
   $("bars").replaceChildren(...rows);
-  const { decode, model } = found.milliseconds;
-  $("times").textContent = `${Math.round(roundTrip)} ms: ${Math.round(decode)} to read the picture, ${Math.round(model)} in the model`;
+  const { decode, model } = prediction.milliseconds;
+  $("times").textContent = `${Math.round(roundTrip)} ms (decoding ${Math.round(decode)} ms, model ${Math.round(model)} ms)`;
 }
 
-function part(tag, name, text = "") {
-  const found = document.createElement(tag);
-  found.className = name;
-  found.textContent = text;
-  return found;
+function element(tag, name, text = "") {
+  return Object.assign(document.createElement(tag), { className: name, textContent: text });
 }
 
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`;
 
-// What is drawn: the picture, and over it the map of a layer and head, or of all layers.
+// The canvas: the picture, and over it the attention map of a layer and head, or of all layers.
 
 const view = () => document.querySelector("input[name=view]:checked").value;
 const layer = () => Number($("layer").value) - 1;
@@ -112,7 +109,7 @@ const key = () => (view() === "rollout" ? "rollout" : `${layer()} ${head()}`);
 
 function current() {
   if (view() === "picture" || !state.maps) return null;
-  if (state.patch !== null) return state.wide.get(key())?.[state.patch] ?? null;
+  if (state.patch !== null) return state.patchMaps.get(key())?.[state.patch] ?? null;
   if (view() === "rollout") return state.maps.find((map) => map.layer === null);
   const heads = state.maps.filter((map) => map.layer === layer());
   if (head() !== "mean") return heads[Number(head())];
@@ -123,7 +120,7 @@ function current() {
 function draw() {
   const frame = $("frame"), canvas = $("canvas");
   if (!state.bitmap) {
-    if (state.turn && !$("answer").hidden) $("hint").textContent = "This browser cannot show the format; the model can read it";
+    if (state.turn && !$("answer").hidden) $("hint").textContent = "This browser cannot display the format, but the model can read it";
     canvas.hidden = true;
     frame.classList.add("empty");
     return;
@@ -135,11 +132,11 @@ function draw() {
   pen.imageSmoothingQuality = "high";
   pen.drawImage(state.bitmap, 0, 0, canvas.width, canvas.height);
   const map = current();
-  if (map) lay(pen, map, place(canvas));
-  if (map && state.patch !== null) mark(pen, map.grid, place(canvas));
+  if (map) drawMap(pen, map, cropBox(canvas));
+  if (map && state.patch !== null) outlinePatch(pen, map.grid, cropBox(canvas));
   canvas.dataset.map = map ? [key(), state.patch ?? "answer"].join(" ") : "";
   $("caption").textContent = caption(map);
-  canvas.setAttribute("aria-label", `The picture. ${$("caption").textContent} Arrow keys choose a pane.`);
+  canvas.setAttribute("aria-label", `The picture. ${$("caption").textContent} Use the arrow keys to select a patch.`);
 }
 
 function fit(canvas, frame) {
@@ -153,29 +150,29 @@ function fit(canvas, frame) {
   [canvas.width, canvas.height] = size.map((side) => Math.round(side * dots));
 }
 
-function place(canvas) {
+function cropBox(canvas) {
   const [left, top, right, bottom] = state.crop;
   return { x: left * canvas.width, y: top * canvas.height, width: (right - left) * canvas.width, height: (bottom - top) * canvas.height };
 }
 
-// The few highest patches are cut down: beside a corner that all heads look at, nothing would show.
-function lights(values) {
+// The highest 3 % are clipped: beside a patch that all heads attend to, nothing else would show.
+function brightness(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const low = sorted[0], high = sorted[Math.floor(0.97 * (sorted.length - 1))];
   return values.map((value) => Math.min(1, Math.max(0, (value - low) / (high - low || 1))) ** 0.8);
 }
 
-function lay(pen, map, box) {
+function drawMap(pen, map, box) {
   const { width, height } = pen.canvas;
   pen.fillStyle = "rgb(9 10 14 / .66)";
   pen.beginPath();
   pen.rect(0, 0, width, height);
   pen.rect(box.x, box.y, box.width, box.height);
   pen.fill("evenodd");
-  ($("panes").checked ? glaze : shade)(pen, lights(map.values), map.grid, box);
+  ($("panes").checked ? drawGlass : drawShade)(pen, brightness(map.values), map.grid, box);
 }
 
-function glaze(pen, light, [rows, columns], box) {
+function drawGlass(pen, light, [rows, columns], box) {
   const wide = box.width / columns, high = box.height / rows;
   const each = (paint) => light.forEach((value, n) => paint(value, box.x + (n % columns) * wide, box.y + Math.floor(n / columns) * high));
   pen.globalCompositeOperation = "soft-light";
@@ -190,7 +187,7 @@ function glaze(pen, light, [rows, columns], box) {
   pen.stroke();
 }
 
-// From blue glass in the shade to gold in the sun.
+// From dark blue to bright gold.
 function glow(value, bright, opacity) {
   const stops = [[37, 73, 168], [106, 63, 160], [190, 50, 70], [240, 180, 60]];
   const at = value * 2.999, low = Math.floor(at), share = at - low;
@@ -198,8 +195,8 @@ function glow(value, bright, opacity) {
   return `rgb(${mixed.join(" ")} / ${opacity})`;
 }
 
-// One row and column more on every side, the same as its neighbour: blurring would pale the edges.
-function shade(pen, light, [rows, columns], box) {
+// One more row and column on every side, equal to its neighbor: blurring would fade the edges.
+function drawShade(pen, light, [rows, columns], box) {
   const small = document.createElement("canvas");
   [small.width, small.height] = [columns + 2, rows + 2];
   const dots = new ImageData(columns + 2, rows + 2);
@@ -218,7 +215,7 @@ function shade(pen, light, [rows, columns], box) {
   pen.restore();
 }
 
-function mark(pen, [rows, columns], box) {
+function outlinePatch(pen, [rows, columns], box) {
   const wide = box.width / columns, high = box.height / rows;
   const x = box.x + (state.patch % columns) * wide, y = box.y + Math.floor(state.patch / columns) * high;
   const line = Math.max(2, wide / 9);
@@ -232,45 +229,45 @@ function mark(pen, [rows, columns], box) {
 
 function caption(map) {
   if (view() === "picture" || !state.maps) return "";
-  const where = view() === "rollout" ? "All layers together" : `Layer ${layer() + 1}, ${head() === "mean" ? "mean of its heads" : `head ${Number(head()) + 1}`}`;
-  if (state.patch === null) return `${where}: where the answer comes from.`;
+  const where = view() === "rollout" ? "All layers combined" : `Layer ${layer() + 1}, ${head() === "mean" ? "mean of its heads" : `head ${Number(head()) + 1}`}`;
+  if (state.patch === null) return `${where}: what the prediction attends to.`;
   const columns = state.maps[0].grid[1];
-  const pane = `row ${Math.floor(state.patch / columns) + 1}, column ${(state.patch % columns) + 1}`;
-  return `${where}: what the pane in ${pane} attends to${map ? "." : " …"}`;
+  const position = `row ${Math.floor(state.patch / columns) + 1}, column ${(state.patch % columns) + 1}`;
+  return `${where}: what the patch in ${position} attends to${map ? "." : " …"}`;
 }
 
-// A pane that is pointed at. Its maps come with those of all other panes, once for each layer and head.
+// The selected patch. Its map comes with those of all other patches, once for each layer and head.
 
-let soon = 0;
-function point(patch) {
+let timer = 0;
+function selectPatch(patch) {
   if (!state.maps || !state.model.patches || view() === "picture") return;
   if (patch === state.patch) return;
   state.patch = patch;
-  if (patch !== null && !state.wide.has(key())) {
-    clearTimeout(soon);
-    soon = setTimeout(fetchPanes, 60);
+  if (patch !== null && !state.patchMaps.has(key())) {
+    clearTimeout(timer);
+    timer = setTimeout(fetchPatchMaps, 60);
   }
   draw();
 }
 
-async function fetchPanes() {
+async function fetchPatchMaps() {
   const name = key(), turn = state.turn;
-  if (state.wide.has(name) || state.patch === null) return;
+  if (state.patchMaps.has(name) || state.patch === null) return;
   const which = view() === "rollout" ? { layer: "rollout" } : { layer: layer(), head: head() };
   try {
-    state.wide.set(name, null);
-    const found = await question("/attention", { ...which, patch: "all" });
+    state.patchMaps.set(name, null);
+    const attention = await upload("/attention", { ...which, patch: "all" });
     if (turn !== state.turn) return;
-    state.wide.set(name, found.maps);
+    state.patchMaps.set(name, attention.maps);
     draw();
   } catch (error) {
-    state.wide.delete(name);
-    if (turn === state.turn) alarm(error.message);
+    state.patchMaps.delete(name);
+    if (turn === state.turn) showError(error.message);
   }
 }
 
-function paneAt(event) {
-  const canvas = $("canvas"), edge = canvas.getBoundingClientRect(), box = place(canvas);
+function patchAt(event) {
+  const canvas = $("canvas"), edge = canvas.getBoundingClientRect(), box = cropBox(canvas);
   const x = ((event.clientX - edge.left) / edge.width) * canvas.width, y = ((event.clientY - edge.top) / edge.height) * canvas.height;
   const [rows, columns] = state.maps[0].grid;
   const column = Math.floor(((x - box.x) / box.width) * columns), row = Math.floor(((y - box.y) / box.height) * rows);
@@ -278,15 +275,15 @@ function paneAt(event) {
 }
 
 $("canvas").addEventListener("pointermove", (event) => {
-  if (state.maps && !state.pinned && event.pointerType === "mouse") point(paneAt(event));
+  if (state.maps && !state.pinned && event.pointerType === "mouse") selectPatch(patchAt(event));
 });
-$("canvas").addEventListener("pointerleave", () => { if (!state.pinned) point(null); });
+$("canvas").addEventListener("pointerleave", () => { if (!state.pinned) selectPatch(null); });
 $("canvas").addEventListener("click", (event) => {
   if (!state.maps) return;
-  const patch = paneAt(event);
+  const patch = patchAt(event);
   const again = state.pinned && patch === state.patch;
   state.pinned = !again && patch !== null;
-  point(again ? null : patch);
+  selectPatch(again ? null : patch);
 });
 $("canvas").addEventListener("keydown", (event) => {
   const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
@@ -297,7 +294,7 @@ $("canvas").addEventListener("keydown", (event) => {
   const row = Math.min(rows - 1, Math.max(0, Math.floor(from / columns) + down));
   const column = Math.min(columns - 1, Math.max(0, (from % columns) + right));
   state.pinned = true;
-  point(row * columns + column);
+  selectPatch(row * columns + column);
 });
 
 // Controls.
@@ -305,7 +302,7 @@ $("canvas").addEventListener("keydown", (event) => {
 function changed() {
   $("depth").classList.toggle("off", view() !== "layer");
   $("layer-name").textContent = `${layer() + 1} of ${state.model.heads.length}`;
-  if (state.patch !== null && !state.wide.has(key())) fetchPanes();
+  if (state.patch !== null && !state.patchMaps.has(key())) fetchPatchMaps();
   draw();
 }
 
@@ -317,7 +314,7 @@ function drawHeads() {
   const names = ["mean", ...Array(count).keys()];
   $("heads").replaceChildren(...names.flatMap((name) => {
     const input = Object.assign(document.createElement("input"), { type: "radio", name: "head", id: `head-${name}`, value: name, checked: String(name) === before });
-    const label = part("label", "", name === "mean" ? "All heads" : `${name + 1}`);
+    const label = element("label", "", name === "mean" ? "All heads" : `${name + 1}`);
     label.htmlFor = input.id;
     return [input, label];
   }));
@@ -328,25 +325,25 @@ document.querySelectorAll("input[name=view]").forEach((input) => input.addEventL
 $("layer").addEventListener("input", chooseLayer);
 $("heads").addEventListener("change", chooseLayer);
 $("panes").addEventListener("change", draw);
-$("model").addEventListener("change", () => { useModel(state.models[$("model").selectedIndex]); if (state.file) take(state.file, $("credit").textContent); });
-$("file").addEventListener("change", () => { if ($("file").files[0]) take($("file").files[0]); $("file").value = ""; });
+$("model").addEventListener("change", () => { useModel(state.models[$("model").selectedIndex]); if (state.file) classify(state.file, $("credit").textContent); });
+$("file").addEventListener("change", () => { if ($("file").files[0]) classify($("file").files[0]); $("file").value = ""; });
 $("choose").addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); $("file").click(); } });
 $("save").addEventListener("click", () => $("canvas").toBlob((blob) => {
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: "vitrail.png" });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }));
-$("door").addEventListener("submit", (event) => { event.preventDefault(); keep($("token").value); $("door").hidden = true; alarm(""); begin(); });
+$("door").addEventListener("submit", (event) => { event.preventDefault(); storeToken($("token").value); $("door").hidden = true; showError(""); start(); });
 
 document.addEventListener("keydown", (event) => {
   if (event.target.matches("input[type=password], select") || event.ctrlKey || event.metaKey || !state.maps) return;
-  if (event.key === "Escape") { state.pinned = false; point(null); }
+  if (event.key === "Escape") { state.pinned = false; selectPatch(null); }
   const step = { "[": -1, "]": 1 }[event.key];
   if (step) { $("layer").value = Number($("layer").value) + (view() === "layer" ? step : 0); chooseLayer(); }
 });
 document.addEventListener("paste", (event) => {
   const file = [...event.clipboardData.files][0];
-  if (file) { event.preventDefault(); take(file); }
+  if (file) { event.preventDefault(); classify(file); }
 });
 let inside = 0;
 document.addEventListener("dragenter", (event) => { event.preventDefault(); inside++; document.body.classList.add("dragging"); });
@@ -357,11 +354,11 @@ document.addEventListener("drop", (event) => {
   inside = 0;
   document.body.classList.remove("dragging");
   const file = event.dataTransfer.files[0];
-  if (file) take(file);
+  if (file) classify(file);
 });
 addEventListener("resize", () => { if (state.bitmap) draw(); });
 
-// The window that is there before any picture.
+// The stained-glass window that is shown before any picture.
 
 function glassArt() {
   const art = $("glass"), across = 9, down = 11, width = 520, height = 600;
@@ -388,7 +385,7 @@ function glassArt() {
   });
 }
 
-// Beginning.
+// Startup.
 
 function useModel(model) {
   state.model = model;
@@ -403,32 +400,32 @@ function useModel(model) {
   if (depth) changed();
 }
 
-async function begin() {
+async function start() {
   const local = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   $("promise").textContent = local
-    ? "Your picture does not leave this machine: it goes from this page to the model, and is not kept."
-    : `Your picture goes to ${location.host}, where the model runs, and nowhere else. It is not kept.`;
+    ? "Your picture stays on this machine and is not stored."
+    : `Your picture is sent only to ${location.host}, where the model runs, and is not stored.`;
   try {
-    state.models = (await (await ask("/models")).json()).models;
+    state.models = (await (await request("/models")).json()).models;
     $("model").replaceChildren(...state.models.map((model) => new Option(model.name)));
     $("choice").hidden = state.models.length < 2;
     useModel(state.models[0]);
-    const samples = (await (await ask("/samples")).json()).samples;
+    const samples = (await (await request("/samples")).json()).samples;
     $("samples").replaceChildren(...(await Promise.all(samples.map(sampleButton))));
   } catch (error) {
-    alarm(error.message);
+    showError(error.message);
   }
 }
 
 async function sampleButton({ name, by }) {
-  const blob = await (await ask(`/samples/${name}`)).blob();
-  const button = part("button", "");
+  const blob = await (await request(`/samples/${name}`)).blob();
+  const button = element("button", "");
   const image = Object.assign(document.createElement("img"), { src: URL.createObjectURL(blob), alt: `Sample: ${name}` });
   Object.assign(button, { type: "button", title: `${name}, ${by}` });
   button.append(image);
-  button.addEventListener("click", () => take(new File([blob], `${name}.jpg`, { type: blob.type }), `${name}: ${by}`));
+  button.addEventListener("click", () => classify(new File([blob], `${name}.jpg`, { type: blob.type }), `${name}: ${by}`));
   return button;
 }
 
 glassArt();
-begin();
+start();

@@ -1,4 +1,4 @@
-"""From a request to the tensor a model takes: parameters, body, form, decoded image.
+"""From a request to the input of a model: parameters, body, form, decoded image.
 
 Nothing here trusts the client, and uploads are never written to disk.
 """
@@ -7,7 +7,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -37,21 +37,21 @@ def parse_parameters(request: Request, described: Sequence[dict[str, Any]]) -> d
     for name in given:
         if name not in schemas:
             hint = did_you_mean(name, schemas) or f"; expected {', '.join(schemas) or 'none'}"
-            raise RequestError(400, "bad_parameter", f"no parameter '{name[:40]}'{hint}")
+            raise RequestError(400, "bad_parameter", f"unknown parameter '{name[:40]}'{hint}")
         if len(given.getlist(name)) > 1:
             raise RequestError(400, "bad_parameter", f"`{name}` is given more than once")
     return {name: _parse(name, given[name], schemas[name]) for name in schemas if name in given}
 
 
 def _parse(name: str, text: str, schema: dict[str, Any]) -> int | str:
-    """A string, a whole number, or (`oneOf`) a whole number or one of some words."""
+    """A string, an integer, or (`oneOf`) an integer or one of some words."""
     kind, *others = schema.get("oneOf", [schema])
     words = [word for other in others for word in other["enum"]]
     if kind["type"] == "string" or text in words:
         return text
     if re.fullmatch(r"[0-9]{1,9}", text) and int(text) >= kind["minimum"]:
         return int(text)
-    expected = " or ".join([f"a whole number from {kind['minimum']} up", *words])
+    expected = " or ".join([f"an integer of at least {kind['minimum']}", *words])
     raise RequestError(400, "bad_parameter", f"{name}={text[:40]}: expected {expected}")
 
 
@@ -81,10 +81,10 @@ class BodyReader:
         # A refused body is read all the same, within reason: a client that is still sending when
         # its connection closes never learns why.
         received = 0
-        error = self._objection(int(request.headers.get("content-length") or 0), 0)
+        error = self._refusal(int(request.headers.get("content-length") or 0), 0)
         async for chunk in request.stream():
             received += len(chunk)
-            error = error or self._objection(received, len(chunk))
+            error = error or self._refusal(received, len(chunk))
             if error is None:
                 data += chunk
                 self.bytes_held += len(chunk)
@@ -93,19 +93,19 @@ class BodyReader:
         if error is not None:
             raise error
 
-    def _objection(self, size: int, more: int) -> RequestError | None:
-        """Why a body of `size` bytes, `more` of which are to be held now, is refused."""
+    def _refusal(self, size: int, more: int) -> RequestError | None:
+        """Why a body of `size` bytes is refused, `more` of which are to be held now."""
         if size > self.limits.body:
             message = f"the upload is larger than {self.limits.megabytes:g} MiB"
             return RequestError(413, "too_large", message)
         if self.bytes_held + more > _BODIES_AT_ONCE * self.limits.body:
-            return busy("many large uploads are being read already")
+            return busy("too many large uploads at once")
         return None
 
 
 @dataclass(frozen=True)
 class Upload:
-    """The file of one image, under the name that its sender gave it."""
+    """An image file and its name."""
 
     name: str
     data: bytes
@@ -116,12 +116,12 @@ def split_body(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
     if content_type.partition(";")[0].strip().lower() == "multipart/form-data":
         files = enumerate(_form_files(content_type, body, limits.images + EXTRA_FIELDS), 1)
         uploads = [
-            Upload(one_line(name) if name else f"picture {n}", data) for n, (name, data) in files
+            Upload(one_line(name) if name else f"image {n}", data) for n, (name, data) in files
         ]
     else:
         uploads = [Upload("the upload", body)] if body else []
     if not uploads:
-        message = "the request has no image: send its bytes, or a form with files"
+        message = "the request has no image; send its bytes, or a form with files"
         raise RequestError(400, "no_picture", message)
     if len(uploads) > limits.images:
         message = f"the request has {len(uploads)} images, more than {limits.images}"
@@ -129,18 +129,13 @@ def split_body(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
     return uploads
 
 
-@dataclass
-class _Part:
-    headers: dict[bytes, bytes] = field(default_factory=dict)
-    data: bytearray = field(default_factory=bytearray)
-
-
 class _FormReader:
     """Collects the parts of a form; the parser calls the methods by their names."""
 
     def __init__(self, max_parts: int) -> None:
         self.max_parts = max_parts
-        self.parts: list[_Part] = []
+        self.parts: list[tuple[dict[bytes, bytes], bytearray]] = []
+        """Headers and content."""
         self.name = self.value = b""
         self.ended = False
 
@@ -148,7 +143,7 @@ class _FormReader:
         if len(self.parts) == self.max_parts:
             message = f"the form has more than {self.max_parts} parts"
             raise RequestError(400, "too_many_parts", message)
-        self.parts.append(_Part())
+        self.parts.append(({}, bytearray()))
 
     def on_header_field(self, data: bytes, start: int, end: int) -> None:
         self.name += data[start:end]
@@ -157,11 +152,11 @@ class _FormReader:
         self.value += data[start:end]
 
     def on_header_end(self) -> None:
-        self.parts[-1].headers[self.name.lower()] = self.value
+        self.parts[-1][0][self.name.lower()] = self.value
         self.name = self.value = b""
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        self.parts[-1].data += data[start:end]
+        self.parts[-1][1].extend(data[start:end])
 
     def on_end(self) -> None:
         self.ended = True
@@ -175,29 +170,29 @@ def _form_files(content_type: str, body: bytes, max_parts: int) -> list[tuple[st
     try:
         MultipartParser(boundary, callbacks).write(body)
     except FormParserError as error:
-        message = f"the form cannot be read: {one_line(error)}"
+        message = f"cannot parse the form: {one_line(error)}"
         raise RequestError(400, "bad_form", message) from None
     if not reader.ended:
-        message = "the form cannot be read: it does not end with its boundary"
+        message = "cannot parse the form: it does not end with its boundary"
         raise RequestError(400, "bad_form", message)
     files = []
-    for part in reader.parts:
-        _, options = parse_options_header(part.headers.get(b"content-disposition"))
+    for headers, content in reader.parts:
+        _, options = parse_options_header(headers.get(b"content-disposition"))
         name = options.get(b"filename", b"").decode("utf-8", "replace")
-        # Not every client names its files, but a field that is none has no content type.
-        if name or b"content-type" in part.headers:
-            files.append((name, bytes(part.data)))
+        # Not every client names its files, but fields that are not files have no content type.
+        if name or b"content-type" in headers:
+            files.append((name, bytes(content)))
     return files
 
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """An image as a model takes it."""
+    """An image ready for a model."""
 
     name: str
     pixels: Float[Tensor, "c y x"]
     crop: tuple[float, float, float, float]
-    """Left, top, right and bottom of what the model is shown, as fractions of the image."""
+    """Left, top, right and bottom of the model's input, as fractions of the image."""
 
 
 def prepare(upload: Upload, preprocess: Preprocessing, max_pixels: int) -> PreparedImage:
@@ -216,7 +211,7 @@ def prepare(upload: Upload, preprocess: Preprocessing, max_pixels: int) -> Prepa
     except VitrailError as error:
         raise RequestError(422, "not_a_picture", str(error)) from None
     except MemoryError:
-        message = f"{upload.name} cannot be decoded: it takes too much memory"
+        message = f"cannot decode {upload.name}: it needs too much memory"
         raise RequestError(422, "not_a_picture", message) from None
 
 
@@ -230,5 +225,5 @@ def _refuse_bombs(
         raise RequestError(413, "too_many_pixels", message)
     rows, columns = preprocess.resized(max(height, 1), max(width, 1))
     if rows * columns > max(max_pixels, 4 * preprocess.size[0] * preprocess.size[1]):
-        message = f"{name} is too narrow: at {width} x {height} pixels nothing of it would be seen"
+        message = f"{name} is too narrow for the model: {width} x {height} pixels"
         raise RequestError(413, "too_many_pixels", message)

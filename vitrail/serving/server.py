@@ -25,8 +25,8 @@ def serve(  # noqa: PLR0913
 ) -> None:
     """Serves a web page and a JSON API for some models until SIGTERM or Ctrl-C.
 
-    Port 0 stands for any that is free. Pages of `origins`, as "https://example.org", may use the
-    models as the server's own page does.
+    Port 0 is any free port. Pages of `origins` (such as "https://example.org") may use the models
+    as the server's own page does.
     """
     try:
         import uvicorn
@@ -45,7 +45,7 @@ def serve(  # noqa: PLR0913
     check_access(host, token, insecure, origins)
     limits = limits or Limits()
     allow_files(limits.connections)
-    # The port is bound before anything slow is done.
+    # Bound first, since loading models is slow.
     with bind(host, port) as listener:
         served = open_models(models, choose_device(device))
         hosts = local_names(host)
@@ -54,7 +54,7 @@ def serve(  # noqa: PLR0913
             facts = one.describe(labels=False)
             say(f"{one.name}  {facts['variant']} · {facts['parameters']:,} parameters")
         shown = f"[{host}]" if ":" in host else host
-        say(f"http://{shown}:{listener.getsockname()[1]}/  (Ctrl-C ends it)")
+        say(f"http://{shown}:{listener.getsockname()[1]}/  (press Ctrl-C to stop)")
         # uvicorn answers every request that came in, then raises the signal again, which would
         # make a clean end look like a failure.
         signals = (signal.SIGINT, signal.SIGTERM)
@@ -67,13 +67,14 @@ def serve(  # noqa: PLR0913
 
 
 def check_access(host: str, token: str, insecure: bool, origins: Sequence[str] = ()) -> None:
-    """Refuses to let other machines in without a token, and tokens and origins that cannot work."""
+    """Refuses open servers without a token, and tokens and origins that cannot work."""
     if not (local_names(host) or token or insecure):
         raise VitrailError(
-            f"--host {host} lets others in; set --token SECRET or VITRAIL_TOKEN, or say --insecure"
+            f"--host {host} lets other machines in; set --token SECRET or VITRAIL_TOKEN, "
+            "or pass --insecure"
         )
     if token and (not token.isascii() or not token.isprintable() or " " in token):
-        raise VitrailError("--token: expected printable ASCII letters without spaces")
+        raise VitrailError("--token: expected printable ASCII characters without spaces")
     for origin in origins:
         # Browsers send an origin in this form only; any other would never match.
         if not re.fullmatch(r"https?://([0-9a-z._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?", origin):
@@ -81,7 +82,7 @@ def check_access(host: str, token: str, insecure: bool, origins: Sequence[str] =
 
 
 def local_names(host: str) -> tuple[str, ...]:
-    """The names that requests from this machine may use; none if other machines can reach it."""
+    """The host names that requests may use; none if other machines can reach the server."""
     try:
         local = ip_address(host).is_loopback
     except ValueError:
@@ -98,4 +99,4 @@ def bind(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         message = f"cannot listen on {host}:{port} ({one_line(error)})"
-        raise FailureError(f"{message}; try another --port, or 0 for any that is free") from None
+        raise FailureError(f"{message}; try another --port, or 0 for any free port") from None

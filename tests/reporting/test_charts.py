@@ -3,9 +3,9 @@ import json
 import numpy as np
 
 from tests.reporting.folders import Recipe, fake_run
-from vitrail.reporting.charts import time_unit
-from vitrail.reporting.curves import cautions, line, steps_per_epoch, thin
+from vitrail.reporting.charts import line, steps_per_epoch, thin, time_unit
 from vitrail.reporting.loading import load_run
+from vitrail.reporting.page import curve_cautions
 
 
 def events(**columns) -> list[dict]:
@@ -54,7 +54,7 @@ def test_what_is_absent_throughout_is_no_mishap(tmp_path):
     folder = fake_run(tmp_path / "run", made=Recipe(steps=20))
     rows = events(event=["train"] * 2, step=[1, 2], grad_norm=[None] * 2, loss=[1.0, float("inf")])
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    (caution,) = cautions(load_run(folder))
+    (caution,) = curve_cautions(load_run(folder))
     assert "1 of 2" in caution
     assert "loss" in caution
     assert "step 2" in caution
