@@ -88,7 +88,7 @@ def test_a_folder_becomes_a_measured_model(run, photos):
     inside = json.loads((run.folder / "inspection" / "inspection.json").read_text("utf-8"))
     assert inside["split"] == "test"
     assert {image["truth"] for image in inside["images"]} == {"blue", "green", "red"}
-    assert "What it looks at" in (run.folder / "report.html").read_text("utf-8")
+    assert "Inspection" in (run.folder / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("freeze", [False, True])
@@ -110,7 +110,7 @@ def test_images_that_training_skips_are_named_and_counted(photos, tmp_path, caps
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("skipped")]
     assert len(lines) == 5 + 5 + 1
     assert all(str(tmp_path / "photos") in line for line in lines[:10])
-    assert lines[-1] == f"skipped  14 in all, which {run.folder / 'report.html'} lists"
+    assert lines[-1] == f"skipped  14 in all, listed in {run.folder / 'report.html'}"
     page = (run.folder / "report.html").read_text(encoding="utf-8")
     assert all(f"torn{i}.jpg" in page for i in range(6))
 
@@ -133,7 +133,7 @@ def test_a_run_that_cannot_be_looked_into_says_why(run, tmp_path, capsys):
     (tmp_path / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
     inspect_run(copy, "cpu")
     said = capsys.readouterr().err
-    assert said.startswith("inside   not looked at: ")
+    assert said.startswith("inspect  failed: ")
     assert said.count("\n") == 1
     assert not (tmp_path / "inspection").exists()
 
@@ -210,9 +210,7 @@ def test_a_subset_of_everything_but_test_is_known_by_its_images(photos, tmp_path
 
 def test_weights_do_not_go_on_with_another_test_part(run, photos, tmp_path):
     settings = SHORT | {"model.init": str(run.folder), "data.test": 0.4}
-    with pytest.raises(
-        VitrailError, match=r"learned from .* with data.test=0.1, not 0.4: test wou"
-    ):
+    with pytest.raises(VitrailError, match=r"trained on .* with data.test=0.1, not 0.4: test wou"):
         vitrail.train(photos, settings, out=tmp_path / "other", device="cpu")
 
 
@@ -221,7 +219,7 @@ def test_a_val_part_that_nothing_can_be_read_of_is_one_line(photos, tmp_path):
         shutil.copytree(photos, tmp_path / "parts" / part)
     for path in (tmp_path / "parts" / "val").rglob("*.jpg"):
         path.write_bytes(b"no picture at all")
-    with pytest.raises(VitrailError, match="no picture of val can be decoded"):
+    with pytest.raises(VitrailError, match="no image of val can be decoded"):
         vitrail.train(tmp_path / "parts", SHORT, out=tmp_path / "run", device="cpu")
 
 
@@ -232,7 +230,7 @@ def test_a_result_that_cannot_be_kept_is_told_all_the_same(run, photos, monkeypa
     monkeypatch.setattr(Run, "write_evaluation", full)
     result = vitrail.evaluate(run.folder, photos, device="cpu")
     assert result["top1"] == run.evaluation("test")["top1"]
-    assert "the result is not kept: cannot write test.json" in capsys.readouterr().err
+    assert "the result is not saved: cannot write test.json" in capsys.readouterr().err
 
 
 def test_a_run_does_not_go_on_with_other_pictures(photos, tmp_path):
@@ -243,7 +241,7 @@ def test_a_run_does_not_go_on_with_other_pictures(photos, tmp_path):
     run.update(status="stopped")
     for name in "abcdefgh":  # of which one at least is hashed into train
         shutil.copy(photos / "red" / "01.jpg", folder / "red" / f"{name}.jpg")
-    with pytest.raises(VitrailError, match=r"begun with other training images \(49 then, 5"):
+    with pytest.raises(VitrailError, match=r"started with other training images \(49 then, 5"):
         vitrail.train(folder, settings, out=tmp_path / "run", resume=True, device="cpu")
 
 
@@ -365,7 +363,7 @@ def test_a_frozen_backbone_trains_its_head_alone(run, photos, tmp_path):
 
 
 def test_freezing_nothing_is_an_error():
-    with pytest.raises(VitrailError, match=r"train.freeze needs weights"):
+    with pytest.raises(VitrailError, match=r"train.freeze needs trained weights"):
         vitrail.train("digits/vit", {"train.freeze": True})
 
 
@@ -611,7 +609,7 @@ def test_a_store_trains_to_the_same_weights_as_its_folder(photos, tmp_path):
 def test_weights_that_know_other_classes_are_told_apart(run, photos, tmp_path):
     stranger = small("vit", classes=7)
     stranger.preprocess = Preprocessing(size=(64, 64))
-    with pytest.raises(VitrailError, match="this model knows 7 classes"):
+    with pytest.raises(VitrailError, match="this model has 7 classes"):
         vitrail.evaluate(stranger, photos, device="cpu")
 
 

@@ -139,7 +139,9 @@ def tree(page: str) -> dict[str, str]:
     for line in TREES[page].split("```")[1].partition("\ntests/")[0].splitlines():
         if top := re.match(r"[├└]── (\w+)(/?)", line):
             inside = f"vitrail/{top[1]}" if top[2] else "vitrail"
-        text[inside] = f"{text.get(inside, '')}\n{line}"
+        nested = re.match(r"│   [├└]── (\w+)/", line)
+        folder = f"{inside}/{nested[1]}" if nested else inside
+        text[folder] = f"{text.get(folder, '')}\n{line}"
     return text
 
 

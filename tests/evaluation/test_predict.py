@@ -111,7 +111,7 @@ def test_a_broken_file_is_named_and_the_rest_goes_on(model, photos, tmp_path):
     whole = next(photos.rglob("*.jpg"))
     rows = list(vitrail.predict(model, [tmp_path, tmp_path / "empty", tmp_path / "no.png", whole]))
     assert [set(row) for row in rows] == [{"path", "error"}] * 3 + [{"path", "top"}]
-    assert rows[0]["error"].endswith("a.jpg is not a picture")
+    assert rows[0]["error"].endswith("a.jpg is not an image")
     assert rows[1]["error"].endswith("is a folder without images")
     assert rows[2]["error"].endswith("does not exist")
 

@@ -70,5 +70,5 @@ def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weight
 
 
 def test_stopping_early_needs_a_val_part():
-    with pytest.raises(VitrailError, match=r"train.patience needs a val part"):
+    with pytest.raises(VitrailError, match=r"train.patience needs a val split"):
         open_parts(load_config(None, [*SHORT, "data.val=0", "train.patience=2"]))

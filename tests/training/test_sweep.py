@@ -355,7 +355,9 @@ def test_who_drew_the_thousand_images_is_told(place):
 
 def test_nothing_there_at_all_is_one_line(place, tmp_path):
     settings = TINY | {"data.source": ["vtab/dmlab", "vtab/resisc45"]}
-    with pytest.raises(FailureError, match="none of 2 data sets is there; vtab/dmlab cannot be"):
+    with pytest.raises(
+        FailureError, match="none of 2 data sets can be opened; vtab/dmlab cannot be"
+    ):
         sweep("vtab/vit", settings, out=tmp_path / "x", device="cpu")
 
 

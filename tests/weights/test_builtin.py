@@ -74,9 +74,9 @@ def test_its_page_says_how_good_it_is(tmp_path, monkeypatch):
 
 def test_its_card_says_so_too(tmp_path):
     run("export", "builtin", str(tmp_path / "card"), "--format", "hub")
-    assert "on the test part of cifar10, n = 10,000" in (tmp_path / "card" / "README.md").read_text(
-        encoding="utf-8"
-    )
+    assert "on the test split of cifar10, n = 10,000" in (
+        tmp_path / "card" / "README.md"
+    ).read_text(encoding="utf-8")
 
 
 def test_it_says_what_version_0_1_made_it_say():

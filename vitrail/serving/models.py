@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
+from vitrail.evaluation.predictor import Predictor
 from vitrail.inspection.attention import record
 from vitrail.model import Classifier
 from vitrail.model.variants import name as variant_name
@@ -31,7 +32,7 @@ class Prediction:
     """What the model returns for one image."""
 
     features: Float[Tensor, " d"] | None = None
-    probabilities: Float[Tensor, " classes"] | None = None
+    logits: Float[Tensor, " classes"] | None = None
     """None where the model has no classes."""
     maps: Sequence[AttentionMap] = ()
 
@@ -44,13 +45,14 @@ class ServedModel:
     model: Classifier
     preprocess: Preprocessing
     attention: AttentionShape
+    predictor: Predictor
 
     @torch.inference_mode()
     def predict(self, requests: list[PredictionRequest]) -> list[Prediction]:
         """One prediction each; images without maps go through the model as one batch."""
         weights = next(self.model.parameters())
         plain = [one.pixels for one in requests if one.query is None]
-        predictions = iter(self._classify(torch.stack(plain).to(weights)) if plain else ())
+        predictions = iter(self._classify(torch.stack(plain)) if plain else ())
         return [
             next(predictions)
             if one.query is None
@@ -59,22 +61,17 @@ class ServedModel:
         ]
 
     def _classify(self, pixels: Float[Tensor, "b c y x"]) -> list[Prediction]:
-        features = self.model.features(pixels)
+        features = self.predictor.features(pixels)
         if self.model.head is None:
             return [Prediction(one) for one in features.float().cpu()]
-        probabilities = self.model.probabilities(self.model.head(features).float()).cpu()
-        pairs = zip(features.float().cpu(), probabilities, strict=True)
+        logits = self.predictor.classify(features).cpu()
+        pairs = zip(features.float().cpu(), logits, strict=True)
         return [Prediction(*pair) for pair in pairs]
 
     def top(self, prediction: Prediction, count: int) -> list[dict[str, Any]]:
         """The most likely classes, best first."""
-        assert prediction.probabilities is not None
-        best = prediction.probabilities.topk(min(count, len(prediction.probabilities)))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [{"label": self._label(number), "probability": value} for number, value in pairs]
-
-    def _label(self, number: int) -> str:
-        return self.model.labels[number] if self.model.labels else f"class {number}"
+        assert prediction.logits is not None
+        return self.predictor.top(prediction.logits[None], count)[0]
 
     def describe(self, labels: bool = True) -> dict[str, Any]:
         """The model as /model returns it."""
@@ -90,7 +87,7 @@ class ServedModel:
             "grid": list(grids[0]) if grids else None,
             "patches": self.attention.uniform,
         }
-        return facts | ({"labels": [self._label(n) for n in range(classes)]} if labels else {})
+        return facts | ({"labels": list(self.predictor.labels)} if labels else {})
 
 
 def serve_model(model: Classifier, name: str) -> ServedModel:
@@ -101,7 +98,8 @@ def serve_model(model: Classifier, name: str) -> ServedModel:
     black = torch.zeros(1, len(model.preprocess.mean), *model.preprocess.size)
     with torch.inference_mode():
         recording = record(model, black.to(weights), gradient=False)
-    return ServedModel(name, model, model.preprocess, AttentionShape.of(recording))
+    shape = AttentionShape.of(recording)
+    return ServedModel(name, model, model.preprocess, shape, Predictor(model))
 
 
 def open_models(sources: Sequence[str | Path], device: torch.device) -> list[ServedModel]:
