@@ -180,7 +180,7 @@ def test_a_run_killed_after_training_is_finished_by_resuming(recipe, tmp_path, l
     done = CliRunner().invoke(main, ["train", str(out), "--resume", "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert (out / lost).exists()
-    with pytest.raises(VitrailError, match=r"begun with optim.lr=\S+, not optim.lr=0.5"):
+    with pytest.raises(VitrailError, match=r"started with optim.lr=\S+, not optim.lr=0.5"):
         train(recipe, [*short, "optim.lr=0.5"], out=out, resume=True, device="cpu")
 
 
@@ -189,7 +189,7 @@ def test_a_run_goes_on_with_its_own_settings_only(recipe, tmp_path):
     train(recipe, ["train.steps=2"], out=out, device="cpu")
     Run(out).update(status="running")
     with pytest.raises(
-        VitrailError, match=r"begun with optim.lr=\S+, not optim.lr=0.5; .*--resume"
+        VitrailError, match=r"started with optim.lr=\S+, not optim.lr=0.5; .*--resume"
     ):
         train(recipe, ["train.steps=2", "optim.lr=0.5"], out=out, resume=True, device="cpu")
     # How the machine is used may change.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.config import Config
 from vitrail.console import TrainingBar
+from vitrail.data.dataset import Splits
 from vitrail.data.loader import TrainingBatch
 from vitrail.runs import Run
 from vitrail.training import checkpoint
@@ -31,10 +32,7 @@ class Hooks:
 
     run: Run
     config: Config
-    images: int
-    """In the training set."""
-    validates: bool
-    """Whether there is a val split."""
+    data: Splits
     save_model: Callable[[], None]
     cost: Callable[[int], dict[str, Any]]
     """The cost of the run at a step; all processes must call it together."""
@@ -66,7 +64,7 @@ class Hooks:
         pause = time.perf_counter()
         evaluations = self.config.train.evaluations
         before, now = (int(x * evaluations + 1e-9) for x in (done_before, self.done))
-        if now > before and self.validates:
+        if now > before and self.data.val is not None:
             self.validate(loop)
         stopping = self._is_stopping(loop, meeting)
         if now > before or stopping or self._checkpoint_due(loop, meeting):
@@ -135,7 +133,8 @@ class Hooks:
         self.bar.update(counters.step, loop.total_steps, event)
 
     def _epoch(self, loop: Loop) -> float:
-        return round(loop.state.counters.step * loop.batch / self.images, 4)
+        images = len(self.data.part("train").targets)
+        return round(loop.state.counters.step * loop.batch / images, 4)
 
     def validate(self, loop: Loop) -> None:
         """Evaluates on val, and saves the model where it is the best so far."""

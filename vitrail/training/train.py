@@ -185,10 +185,9 @@ def _fit(
     _resume(state, run, where)
     counters = state.counters
     counters.prepared += prepared
-    images = len(data.part("train").targets)
     loop = Loop(
         state=state,
-        schedule=build_schedule(config, images, counters.prepared),
+        schedule=build_schedule(config, len(data.part("train").targets), counters.prepared),
         devices=where,
         batch=config.train.batch,
         clip=config.optim.clip,
@@ -206,8 +205,7 @@ def _fit(
         hooks = Hooks(
             run=run,
             config=config,
-            images=images,
-            validates=data.val is not None,
+            data=data,
             save_model=partial(_save_model, run, model, state),
             cost=cost,
             flops_per_image=0.0 if config.train.freeze else 2e9 * count(model.architecture).gmacs,
