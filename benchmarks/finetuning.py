@@ -17,7 +17,7 @@ from torch import nn
 
 from vitrail.config import Config, load_config
 from vitrail.data.opening import open_parts
-from vitrail.devices import Devices, devices
+from vitrail.devices import Devices, setup_devices
 from vitrail.evaluation.predictor import Predictor, predict_dataset
 from vitrail.training.build import build_model
 from vitrail.training.checkpoint import TrainState
@@ -47,7 +47,7 @@ def finetune(model: Any, config: Config, data: Any, where: Devices) -> tuple[flo
     task = Classification(model, len(data.labels), inputs=inputs).to(where.device)
     steps, optim = config.train.steps, config.optim
     state = TrainState(
-        task=task,
+        wrapped=task,
         optimizer=build_optimizer(task, optim, where.device),
         ema=None,
         scaler=torch.amp.GradScaler(where.device.type, enabled=False),
@@ -89,13 +89,13 @@ def main() -> None:
             *(f"train.steps={args.steps}", f"optim.warmup={args.steps // 5}", "train.batch=512"),
         ]
         config = load_config(None, settings)
-        with devices() as where:
+        with setup_devices() as where:
             data = open_parts(config)
             for name in ("ours", "timm"):
                 if args.only not in (None, name):
                     continue
                 torch.manual_seed(seed)
-                model: Any = build_model(config.model, config.data, data.labels)
+                model: Any = build_model(config, data.labels)
                 if name == "timm":
                     model = peer(model, args.weights, args.size)
                 top1, speed = finetune(model, config, data, where)

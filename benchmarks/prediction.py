@@ -22,9 +22,8 @@ import vitrail
 from vitrail.devices import cores, processor
 from vitrail.evaluation.predict import (
     Files,
-    PredictOptions,
     find_images,
-    predict_files,
+    predict,
     split_threads,
 )
 from vitrail.model import Classifier
@@ -73,9 +72,8 @@ def main() -> None:
         "bare, a batch per core": lambda: bare(model, pixels, cores()),
     }
     for workers in arguments.workers:
-        options = PredictOptions(workers=workers, batch=BATCH)
-        works[f"predict --workers {workers}"] = lambda options=options: list(
-            predict_files(model, files, options)
+        works[f"predict --workers {workers}"] = lambda workers=workers: list(
+            predict(model, files, workers=workers, batch=BATCH)
         )
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(arguments.rounds + 1):

@@ -110,7 +110,7 @@ def test_convert_can_change_the_size(weights, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["models", "no-such-model"], "no model has 'no-such-model'"),
+        (["models", "no-such-model"], "no model name contains 'no-such-model'"),
         (["convert", "B/17", "x.npz", "--to", "google"], "neither a file nor a published name"),
         (["convert", "B/16-in21", "x.npz", "--to", "google"], "did you mean 'B/16-in21k'"),
         (["convert", "{weights}", "x.xyz", "--to", "timm"], ".xyz"),
@@ -129,7 +129,7 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["data", "digits", "--filtered", "x.txt"], "need --duplicates or --against DATA"),
         (["evaluate", "{weights}", "digits"], "this model has no preprocessing"),
         (["benchmark", "no-such-model"], "neither a file nor a published name"),
-        (["benchmark", "Ti/16", "--sizes", "big"], "--sizes big: expected numbers"),
+        (["benchmark", "Ti/16", "--sizes", "big"], "--sizes big: expected comma-separated numbers"),
         (["benchmark", "Ti/16", "--batches", "0"], "--batches 0: expected"),
         (["inspect", "{weights}", "x.jpg", "--out", "x"], "this model has no preprocessing"),
         (["inspect", "{weights}", "--out", "x", "--layers", "first"], "--layers first: expected"),
@@ -140,7 +140,7 @@ def test_convert_can_change_the_size(weights, tmp_path):
             "smaller than a patch of 16 pixels",
         ),
         (["report", "no-run"], "no-run is not a run folder"),
-        (["runs", "no-runs"], "no runs below no-runs"),
+        (["runs", "no-runs"], "no runs found in no-runs"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, complaint, weights, tmp_path):

@@ -319,7 +319,7 @@ def test_shots_that_are_no_numbers_are_one_line(run, photos):
     told = CliRunner().invoke(main, ["fewshot", str(run.folder), str(photos), "--shots", "few"])
     assert (told.exit_code, told.stderr) == (
         2,
-        "Error: --shots few: expected numbers, as 1,5,10\n",
+        "Error: --shots few: expected comma-separated numbers, e.g. 1,5,10\n",
     )
 
 
@@ -363,7 +363,7 @@ def test_a_frozen_backbone_trains_its_head_alone(run, photos, tmp_path):
 
 
 def test_freezing_nothing_is_an_error():
-    with pytest.raises(VitrailError, match=r"train.freeze needs trained weights"):
+    with pytest.raises(VitrailError, match=r"train.freeze requires pre-trained weights"):
         vitrail.train("digits/vit", {"train.freeze": True})
 
 

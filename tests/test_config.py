@@ -92,11 +92,11 @@ def test_a_wrong_setting_is_one_line_that_says_what_was_expected(setting, expect
         (["model.init=x", "model.hidden=true"], "model.hidden cannot be changed in trained weig"),
         (
             ["train.objective=masked", "augment.mixup=0.1"],
-            "train.objective=masked has no labels; leave augment.mixup out",
+            "train.objective=masked has no labels; remove augment.mixup",
         ),
-        (["train.freeze=true"], "train.freeze needs trained weights; name them with model.init"),
-        (["data.crop=1.5"], "data.crop = 1.5: expected a share up to 1, 0 or -1"),
-        (["data.crop=-0.5"], "data.crop = -0.5: expected a share up to 1, 0 or -1"),
+        (["train.freeze=true"], "train.freeze requires pre-trained weights; set model.init"),
+        (["data.crop=1.5"], "data.crop = 1.5: expected a fraction in (0, 1], or 0, or -1"),
+        (["data.crop=-0.5"], "data.crop = -0.5: expected a fraction in (0, 1], or 0, or -1"),
         (["train.label_smoothing=1"], "train.label_smoothing = 1 leaves no label to learn"),
     ],
 )
@@ -347,7 +347,7 @@ FROZEN = ["model.init=builtin", "train.freeze=true"]
     ],
 )
 def test_a_given_setting_without_effect_is_refused(settings, name):
-    with pytest.raises(VitrailError, match=rf"^{name} .*leave one of them out$"):
+    with pytest.raises(VitrailError, match=rf"^{name} .*remove one of them$"):
         resolve_config("finetune/folder", ["data.source=digits", *settings])
 
 

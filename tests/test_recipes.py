@@ -15,7 +15,7 @@ from vitrail import create, save
 from vitrail import load as load_model
 from vitrail.config import RECIPES, Config, flatten, load_config, recipe_names, to_flat, to_toml
 from vitrail.data.catalog import known_datasets
-from vitrail.model.variants import describe
+from vitrail.model.variants import parse_variant
 from vitrail.training.train import train_config
 from vitrail.vtab.tasks import TASKS
 from vitrail.weights.published import NAMES, PUBLISHED
@@ -73,7 +73,7 @@ def test_its_model_and_its_data_exist(name):
     if config.model.init:
         assert config.model.init in {row.name for row in PUBLISHED}
     else:
-        describe(config.model.variant, size=config.data.size)
+        parse_variant(config.model.variant, size=config.data.size)
     missing = name in NEEDS_DATA or name.startswith("pretrain/jft/")
     assert config.data.source == "" if missing else config.data.source in known_datasets()
     if missing and name != "finetune/folder":

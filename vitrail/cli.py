@@ -7,14 +7,14 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from vitrail import __version__
-from vitrail.console import echo, escaped
+from vitrail.console import echo, escaped, is_main
 from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 
 
@@ -46,6 +46,16 @@ def fail(message: str, code: int = 1) -> NoReturn:
     sys.exit(code)
 
 
+def print_result(result: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    """One JSON value, or what `show` prints; of several processes, only the main one prints."""
+    if not is_main():
+        return
+    if as_json:
+        echo(json.dumps(result, ensure_ascii=False))
+    else:
+        show(result)
+
+
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vitrail")
 def main() -> None:
@@ -66,7 +76,7 @@ SPLIT = click.option(
     "--split",
     type=click.Choice(["train", "val", "test", "all"]),
     callback=lambda _context, _option, value: value or "",
-    help="[default: test for the data MODEL was trained on, all for other data]",
+    help="[default: test of the data MODEL was trained on or of data with a test split, else all]",
 )
 SETTINGS = click.argument("settings", nargs=-1, metavar="[SETTINGS]...")
 
@@ -93,7 +103,7 @@ def models(pattern: str, as_json: bool) -> None:
 
     rows = listing(pattern)
     if not rows:
-        raise VitrailError(f"no model has '{pattern}' in its name; `vitrail models` lists all")
+        raise VitrailError(f"no model name contains '{pattern}'; `vitrail models` lists them all")
     if as_json:
         echo(json.dumps(rows, ensure_ascii=False))
         return
@@ -182,7 +192,7 @@ def config(recipe: str, settings: tuple[str, ...]) -> None:
 @click.option("--resume", is_flag=True, help="Continue an interrupted run.")
 @DEVICE
 def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, device: str) -> None:
-    """Train a model: pre-train, fine-tune or self-supervise.
+    """Pre-train or fine-tune a model, with or without labels.
 
     The recipe decides which. A FOLDER of labeled images (or any DATA) is short for the recipe
     finetune/folder with data.source=FOLDER. With --resume, a run folder continues that run; a
@@ -211,7 +221,6 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
     sets in data.source, as in vtab/vit, one setting is chosen for all of them. Run the same command
     again to continue an interrupted sweep.
     """
-    from vitrail.console import is_main
     from vitrail.training.sweep import compare, sweep
 
     settings = [word for word in what if "=" in word]
@@ -220,12 +229,7 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
         result = sweep(recipes[0], settings, seeds=seeds, out=out, device=device)
     else:
         result = compare(recipes, settings, seeds=seeds, out=out, device=device)
-    if not is_main():
-        return
-    if as_json:
-        echo(json.dumps(result))
-    else:
-        show_sweeps(result)
+    print_result(result, as_json, show_sweeps)
 
 
 def show_sweeps(result: dict[str, Any]) -> None:
@@ -266,20 +270,14 @@ def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options
 
     Reports top-1, top-5, loss, calibration error and, for every class, precision, recall and F1.
     """
-    from vitrail.console import is_main
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.show import show
 
     result = evaluate(model, data, labels=labels or "", **options)
-    if not is_main():
-        return
-    if as_json:
-        examples = [one for pair in result["confused"] for one in pair["examples"]]
-        for mistake in (*result["mistakes"], *examples):
-            mistake.pop("thumbnail", None)
-        echo(json.dumps(result, ensure_ascii=False))
-    else:
-        show(result)
+    examples = [one for pair in result["confused"] for one in pair["examples"]]
+    for mistake in (*result["mistakes"], *examples):
+        mistake.pop("thumbnail", None)
+    print_result(result, as_json, show)
 
 
 @main.command()
@@ -299,18 +297,12 @@ def fewshot(
     Fits a closed-form linear classifier and k-NN on k training images per class and evaluates on
     the whole split. The model is not trained; its features are cached.
     """
-    from vitrail.console import is_main
     from vitrail.evaluation.fewshot import fewshot
     from vitrail.evaluation.show import show_fewshot
 
     whole, numbers = parse_numbers("--shots", shots), parse_numbers("--ridge", ridge, float)
     result = fewshot(model, data, shots=whole, seeds=seeds, ridges=numbers, **options)
-    if not is_main():
-        return
-    if as_json:
-        echo(json.dumps(result, ensure_ascii=False))
-    else:
-        show_fewshot(result)
+    print_result(result, as_json, show_fewshot)
 
 
 @main.command()
@@ -324,7 +316,7 @@ def fewshot(
     "--features", metavar="FILE", default="", help="Write features to a .npz or .parquet file."
 )
 @click.option("--batch", default=0, help="Images per batch.  [default: automatic]")
-@click.option("--workers", default=0, help="Threads that decode and predict.  [default: all cores]")
+@click.option("--workers", default=0, help="Threads that decode and predict.  [default: automatic]")
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.")
 def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
@@ -361,11 +353,8 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) 
     options["size"] = None if options["size"] is None else parse_size(options["size"])
     result = inspect(model, list(images), **options)
     for name, reason in result["broken"]:
-        echo(f"left out  {name}: {reason}", err=True)
-    if as_json:
-        echo(json.dumps(result, ensure_ascii=False))
-    else:
-        show(result)
+        echo(f"skipped  {name}: {reason}", err=True)
+    print_result(result, as_json, show)
 
 
 @main.command()
@@ -404,19 +393,17 @@ def benchmark(
 
     options["sizes"] = parse_numbers("--sizes", sizes)
     options["batches"] = parse_numbers("--batches", batches)
-    result = benchmark(models, **options)
-    if as_json:
-        echo(json.dumps(result))
-    else:
-        show(result)
+    print_result(benchmark(models, **options), as_json, show)
 
 
 def parse_numbers(option: str, text: str, kind: type[Any] = int) -> tuple[Any, ...]:
-    """`64,128`; nothing gives none."""
+    """`64,128`; an empty text gives no numbers."""
     try:
         return tuple(kind(word) for word in text.split(",") if text.strip())
     except ValueError:
-        raise VitrailError(f"{option} {text}: expected numbers, as 1,5,10") from None
+        raise VitrailError(
+            f"{option} {text}: expected comma-separated numbers, e.g. 1,5,10"
+        ) from None
 
 
 @main.command()
@@ -470,7 +457,7 @@ def parse_size(text: str) -> int | tuple[int, int]:
     """`384` or `384x512`."""
     match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
     if not match or int(match[1]) < 1:
-        raise VitrailError(f"--size {text}: expected pixels, as 384 or 384x512")
+        raise VitrailError(f"--size {text}: expected pixels, e.g. 384 or 384x512")
     return int(match[1]) if match[2] is None else (int(match[1]), int(match[2]))
 
 
@@ -530,7 +517,10 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 @main.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address to bind; others need --token."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to bind to; any other requires --token.",
 )
 @click.option("--port", default=8000, show_default=True, help="Port; 0 picks a free one.")
 @click.option(
@@ -539,12 +529,24 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 @click.option("--insecure", is_flag=True, help="Allow other hosts without a token.")
 @click.option("--origin", multiple=True, help="Allow pages of this site; repeatable.")
 @click.option("--batch", default=32, show_default=True, help="Largest batch.")
-@click.option("--wait", default=5.0, show_default=True, help="Milliseconds to wait for a batch.")
+@click.option(
+    "--wait",
+    default=5.0,
+    show_default=True,
+    help="Longest wait for a batch to fill, in milliseconds.",
+)
 @click.option("--queue", default=256, show_default=True, help="Images in the queue before 503.")
 @click.option("--images", default=32, show_default=True, help="Images per request.")
-@click.option("--megabytes", default=16.0, show_default=True, help="Size limit of a request.")
+@click.option(
+    "--megabytes", default=16.0, show_default=True, help="Size limit of a request in MiB."
+)
 @click.option("--megapixels", default=50.0, show_default=True, help="Size limit of an image.")
-@click.option("--seconds", default=30.0, show_default=True, help="Time limit of a request.")
+@click.option(
+    "--seconds",
+    default=30.0,
+    show_default=True,
+    help="Time limit for an upload, and again for the response, in seconds.",
+)
 @click.option("--connections", default=512, show_default=True, help="Open connections.")
 @click.option(
     "--idle", default=10.0, show_default=True, help="Seconds for request headers to arrive."
@@ -593,8 +595,8 @@ def runs(folder: str, as_json: bool) -> None:
         echo(json.dumps(rows, ensure_ascii=False))
         return
     if not rows:
-        raise VitrailError(f"no runs below {folder}; `vitrail demo` makes one")
-    columns = ("run", "status", "top-1", "n", "part", "parameters", "time", "started")
+        raise VitrailError(f"no runs found in {folder}; `vitrail demo` creates one")
+    columns = ("run", "status", "top-1", "n", "split", "parameters", "time", "started")
     print_table(columns, [runs_row(row) for row in rows])
 
 

@@ -165,7 +165,7 @@ class Train:
     evaluations: int = 20
     """Number of evaluations on val, evenly spaced over the run; 0 disables them."""
     patience: int = 0
-    """Stop after this many evaluations without a better val top-1; 0 disables early stopping."""
+    """Stop after this many evaluations without improvement on val; 0 disables early stopping."""
     keep: Literal["best", "last"] = "best"
     """Which weights to save as the model: those with the best val accuracy (balanced accuracy with
     class weights; ties are broken by val loss), or the last."""
@@ -189,7 +189,8 @@ class Optim:
     lr: float = 0.01
     """Peak learning rate, at the batch size of the recipe."""
     weight_decay: float = 0.0
-    """Weight decay, applied to kernels only: not to biases, norms, tokens or positions."""
+    """Weight decay, applied only to weight matrices and convolution kernels, not to biases, norms,
+    tokens or position embeddings."""
     momentum: float = 0.9
     """Momentum of sgd and muon."""
     beta1: float = 0.9
@@ -316,30 +317,29 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
     return [
         (
             bool(model.init and fixed),
-            f"model.{fixed[0] if fixed else ''} cannot be changed in trained weights; leave it out "
-            "or leave model.init out",
+            f"model.{fixed[0] if fixed else ''} cannot be changed in trained weights; remove it "
+            "or model.init",
         ),
         (held_out >= 1, f"data.val + data.test = {held_out:g} leaves nothing to learn from"),
         (len(lengths) > 1, f"{' and '.join(lengths)} cannot both be set"),
         (
             train.freeze and not model.init,
-            "train.freeze needs trained weights; name them with model.init",
+            "train.freeze requires pre-trained weights; set model.init",
         ),
         (
             model.keep_head and not model.init,
-            "model.keep_head needs weights with a head; name them with model.init",
+            "model.keep_head requires weights with a head; set model.init",
         ),
         (
             train.objective == "masked" and bool(_label_settings(config)),
-            f"train.objective=masked has no labels; leave {' and '.join(_label_settings(config))} "
-            "out",
+            f"train.objective=masked has no labels; remove {' and '.join(_label_settings(config))}",
         ),
         (
             data.crop not in (-1, 0) and not 0 < data.crop <= 1,
-            f"data.crop = {data.crop:g}: expected a share up to 1, 0 or -1",
+            f"data.crop = {data.crop:g}: expected a fraction in (0, 1], or 0, or -1",
         ),
         (
-            not 0 < train.label_smoothing + 1 < 2,
+            train.label_smoothing == 1,
             "train.label_smoothing = 1 leaves no label to learn",
         ),
         (
@@ -384,7 +384,7 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
         (not train.evaluations, "train.evaluations=0 never evaluates", ("train.patience", *best)),
         (
             data.train_on == "train+val",
-            "data.train_on=train+val leaves no val part",
+            "data.train_on=train+val leaves no val split",
             ("data.val", "train.evaluations", "train.patience", *best),
         ),
         (augment.crop != "inception", f"augment.crop={augment.crop}", ("augment.area",)),
@@ -421,10 +421,10 @@ def refuse_without_effect(given: Mapping[str, Any], configs: Sequence[Config]) -
             for config in configs
         ]
         if all(reasons):
-            raise VitrailError(f"{name} has no effect with {reasons[0][0]}; leave one of them out")
+            raise VitrailError(f"{name} has no effect with {reasons[0][0]}; remove one of them")
     lengths = [name for name in _LENGTHS if given.get(name)]
     if len(lengths) > 1:
-        raise VitrailError(f"{' and '.join(lengths)} cannot both be set; leave one of them out")
+        raise VitrailError(f"{' and '.join(lengths)} cannot both be set; remove one of them")
 
 
 def _matches(name: str, names: Sequence[str]) -> bool:
@@ -601,24 +601,24 @@ def schema() -> dict[str, Any]:
 def check_value(name: str, value: Any) -> Any:
     """The value converted to the setting's type; an error says what was expected."""
     kind = _type_of(name)
-    fitted = _fit(kind, value)
+    fitted = _coerce(kind, value)
     if fitted is None:
         hint = "; a list is for `vitrail sweep`" if isinstance(value, list) else ""
         raise VitrailError(f"{name} = {toml_value(value)}: expected {_expected(kind)}{hint}")
     return fitted
 
 
-def _fit(kind: Any, value: Any) -> Any:
+def _coerce(kind: Any, value: Any) -> Any:
     """The value as that type, or None; a whole number may stand for a float, and 1e3 for 1000."""
     if isinstance(kind, UnionType):
         return next(
-            (fitted for k in get_args(kind) if (fitted := _fit(k, value)) is not None), None
+            (fitted for k in get_args(kind) if (fitted := _coerce(k, value)) is not None), None
         )
     if get_origin(kind) is Literal:
         value = aliases.VALUES.get(value, value) if isinstance(value, str) else None
         return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:
-        return _fit_tuple(get_args(kind), value)
+        return _coerce_tuple(get_args(kind), value)
     if kind in (bool, str):
         return value if isinstance(value, kind) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -628,13 +628,13 @@ def _fit(kind: Any, value: Any) -> Any:
     return int(value) if value == value // 1 else None
 
 
-def _fit_tuple(kinds: tuple[Any, ...], value: Any) -> Any:
+def _coerce_tuple(kinds: tuple[Any, ...], value: Any) -> Any:
     """A list as a tuple of the right length and types, or None."""
     if not isinstance(value, (list, tuple)):
         return None
     if kinds[-1] is not ... and len(value) != len(kinds):
         return None
-    items = tuple(_fit(kinds[0], item) for item in value)
+    items = tuple(_coerce(kinds[0], item) for item in value)
     return None if None in items else items
 
 

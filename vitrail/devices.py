@@ -135,7 +135,7 @@ def processor() -> str:
 
 
 @contextmanager
-def devices(
+def setup_devices(
     device: str = "auto",
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     deterministic: bool = False,

@@ -1,23 +1,23 @@
-"""The one exception a user may meet: what is wrong, where, and what to do, in a single line."""
+"""Errors that users see: what is wrong, where, and what to do, in a single line."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 class VitrailError(ValueError):
-    """A mistake the user can mend. The command line prints it without a traceback."""
+    """An error that the user can fix. The command line prints it without a traceback."""
 
     exit_code = 2
 
 
 class FailureError(VitrailError):
-    """What went wrong lies outside: a network, a disk, another program."""
+    """A failure that is not the user's fault: network, disk, memory, or a run that diverged."""
 
     exit_code = 1
 
 
 class DamagedError(FailureError):
-    """A file is there, but what it holds cannot be meant."""
+    """A file exists, but its contents are corrupt."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -27,12 +27,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """Whether a device had too little memory: torch says it in words, of a GPU or of a CPU."""
+    """Whether a GPU or a CPU ran out of memory; torch only says so in the message."""
     return any(text in str(error) for text in ("out of memory", "can't allocate memory"))
 
 
-def one_line(said: object) -> str:
-    """What a library or a file says, fit for a message: its first line, without escape codes."""
-    text = getattr(said, "strerror", None) or str(said).strip() or type(said).__name__
+def one_line(message: object) -> str:
+    """The first line of an error or a text, without control characters, for a message of ours."""
+    text = getattr(message, "strerror", None) or str(message).strip() or type(message).__name__
     text = text.splitlines()[0].rstrip(".")
     return "".join(letter if letter.isprintable() else " " for letter in text)[:200]

@@ -210,15 +210,15 @@ class _Download:
                 # Being offline is reported at once; a network lost half-way may come back.
                 if isinstance(error, URLError) and most == start:
                     raise FailureError(
-                        f"cannot reach {host_of(self.url)} ({reason_of(error)}) and "
+                        f"cannot reach {host_of(self.url)} ({failure_reason(error)}) and "
                         f"{self.target.name} is not in {_short(self.target.parent)}; connect, or "
                         "download it elsewhere and give its path"
                     ) from error
                 if idle >= self.retries.attempts:
                     raise FailureError(
-                        f"{host_of(self.url)} broke off {self.target.name} after "
-                        f"{byte_size(self._size())} ({reason_of(error)}); run again to continue "
-                        "from there, or download it elsewhere and give its path"
+                        f"the download of {self.target.name} from {host_of(self.url)} stopped "
+                        f"after {byte_size(self._size())} ({failure_reason(error)}); run again to "
+                        "continue, or download it elsewhere and give its path"
                     ) from error
                 time.sleep(self.retries.backoff * 2**idle)
 
@@ -258,7 +258,7 @@ class _Download:
             if error.code in {408, 416, 429} or error.code >= 500:
                 raise ConnectionError(f"{error.code} {one_line(error.reason)}") from error
             raise VitrailError(
-                f"{host_of(self.url)} answers {error.code} {one_line(error.reason)} for "
+                f"{host_of(self.url)} returned {error.code} {one_line(error.reason)} for "
                 f"{self.url}; check the address"
             ) from error
 
@@ -328,7 +328,7 @@ def _chunks(response: HTTPResponse) -> Iterator[bytes]:
         while chunk := response.read1(_CHUNK):
             yield chunk
     except OSError as error:
-        raise HTTPException(reason_of(error)) from error
+        raise HTTPException(failure_reason(error)) from error
 
 
 @contextmanager
@@ -412,12 +412,12 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FailureError(
-            f"cannot use {_short(path)} ({reason_of(error)}); free some space, or set "
+            f"cannot use {_short(path)} ({failure_reason(error)}); free some space, or set "
             "VITRAIL_CACHE to another folder"
         ) from error
 
 
-def reason_of(error: BaseException) -> str:
+def failure_reason(error: BaseException) -> str:
     """One line about an error of any library."""
     return one_line(error.reason if isinstance(error, URLError) else error)
 

@@ -303,8 +303,12 @@ def is_locked(folder: Path) -> bool:
 
 
 @contextmanager
-def claim_folder(folder: Path) -> Iterator[Path]:
-    """Lock and yield the first free folder of NAME, NAME-2, NAME-3, …"""
+def open_folder(folder: Path, numbered: bool) -> Iterator[Path]:
+    """Lock a folder; `numbered` takes the first free one of NAME, NAME-2, NAME-3, …"""
+    if not numbered:
+        with lock_folder(folder):
+            yield folder
+        return
     for free in numbered_folders(folder):
         if is_occupied(free):
             continue

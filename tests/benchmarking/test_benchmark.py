@@ -26,7 +26,7 @@ from vitrail.benchmarking.measure import (
 from vitrail.benchmarking.peers import compare_with_timm, timm_name
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, VitrailError
-from vitrail.model.variants import NAMED, describe, name
+from vitrail.model.variants import NAMED, parse_variant, variant_name
 
 CPU = Devices(torch.device("cpu"), torch.float32)
 QUICK = {"device": "cpu", "batches": (1, 2), "seconds": 0.2}
@@ -121,7 +121,7 @@ def test_timm_is_timed_beside_ours(capsys):
 
 
 def test_why_there_is_no_peer_is_told(monkeypatch):
-    architecture = describe("S/32")
+    architecture = parse_variant("S/32")
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "timm", None)
         found = compare_with_timm(hungry(9), architecture, 4, 0.1)
@@ -142,7 +142,7 @@ def test_a_peer_that_does_not_fit_at_all_costs_us_nothing(monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(timm, "create_model", lambda *words, **more: Heavy())
-    found = compare_with_timm(hungry(9), describe("S/32"), 4, 0.1)
+    found = compare_with_timm(hungry(9), parse_variant("S/32"), 4, 0.1)
     assert found == {"missing": "out of memory at batch size 4 with both models"}
 
 
@@ -159,7 +159,7 @@ def test_what_fails_has_its_row_and_the_others_have_theirs(weights, capsys):
 
 def test_a_device_that_fails_on_one_model_goes_on_with_the_next(weights):
     def fail(module, inputs):
-        if isinstance(module, vitrail.Classifier) and name(module.architecture) == "S/32":
+        if isinstance(module, vitrail.Classifier) and variant_name(module.architecture) == "S/32":
             raise RuntimeError("CUDA error: unspecified launch failure\nCompile with …")
 
     hook = register_module_forward_pre_hook(fail)
@@ -221,7 +221,7 @@ def test_the_verb_prints_one_json_value(weights):
 
 def test_timm_has_the_models_it_is_said_to_have():
     timm = pytest.importorskip("timm")
-    theirs = {one: timm_name(describe(one)) for one in NAMED}
+    theirs = {one: timm_name(parse_variant(one)) for one in NAMED}
     found = {one for one, peer in theirs.items() if peer and timm.is_model(peer)}
     assert found >= {
         *("Ti/16", "S/32", "S/16", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14"),

@@ -12,6 +12,7 @@ from vitrail.data.opening import open_data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.evaluation.held_out import select_images
+from vitrail.evaluation.show import closing
 from vitrail.runs import Run
 
 SHORT = {
@@ -56,6 +57,7 @@ def test_a_folder_the_model_never_saw_is_measured_whole(run, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "images   new_photos: 60 of 60 images, all new to the model" in said
     assert Run(run.folder).evaluation("new_photos-all")["n"] == 60
+    assert not [line for line in closing(found) if line.startswith("excluded")]
 
 
 def test_a_folder_too_small_to_split_is_measured(run, tmp_path):
@@ -80,7 +82,7 @@ def test_other_names_and_a_packed_copy_leak_nothing(run, photos, moved, tmp_path
         path.rename(path.with_name(f"again-{path.name}"))
     part = select_images(model, moved)
     assert part.left_out > 0
-    assert "left out because the model was trained on them" in part.note
+    assert "excluded because the model was trained on them" in part.note
     learned = {f"{name[:2]}again-{name[2:]}" for name in open_data(photos, test=0.2).train.names}
     assert not names(part.source) & learned
     pack_data(open_data(photos, val=0.0, test=0.0), tmp_path / "store", side=8)
@@ -95,7 +97,7 @@ def test_training_images_among_others_are_left_out_and_counted(run, photos, tmp_
     found = vitrail.evaluate(run.folder, folder, device="cpu")
     assert (found["n"], found["left_out"], found["split"]) == (60, 5, "all")
     assert (
-        "60 of 65 images; 5 left out because the model was trained on them"
+        "60 of 65 images; 5 excluded because the model was trained on them"
         in capsys.readouterr().err
     )
 
@@ -118,7 +120,7 @@ def test_nothing_but_training_images_is_an_error(run, photos, tmp_path):
     for name in open_data(photos, test=0.2).part("train").names:
         (tmp_path / "seen" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(photos / name, tmp_path / "seen" / name)
-    with pytest.raises(VitrailError, match=r"trained on all \d+ images of all of .*seen"):
+    with pytest.raises(VitrailError, match=r"trained on all \d+ images of .*seen \(all\)"):
         vitrail.evaluate(run.folder, tmp_path / "seen", split="all", device="cpu")
 
 
@@ -162,7 +164,7 @@ def test_a_run_is_not_tested_on_what_its_first_weights_training_data(run, moved,
     held = open_data(moved, test=0.5).part("test")
     learned = set(open_data(moved, test=0.2).part("train").names)
     seen = sum(name in learned for name in held.names)
-    assert f"{seen} images of test are left out" in capsys.readouterr().err
+    assert f"excluded {seen} test images" in capsys.readouterr().err
     assert second.evaluation("test")["n"] == len(held.targets) - seen > 0
 
 
@@ -190,12 +192,16 @@ def test_swapped_images_do_not_resume(run, photos, moved, tmp_path):
     first, second = one.read_bytes(), two.read_bytes()
     one.write_bytes(second)
     two.write_bytes(first)
-    with pytest.raises(VitrailError, match=r"other training images \(\d+ as now, but not the same"):
+    with pytest.raises(
+        VitrailError, match=r"other training images \(\d+ both times, but not the same"
+    ):
         vitrail.train(moved, SHORT, out=out, resume=True, device="cpu")
     # A run from before is checked by names alone, and says nothing of contents.
-    from vitrail.training.summary import fingerprint
+    from vitrail.training.summary import data_fingerprint
 
-    data = begun.info()["data"] | {"fingerprint": fingerprint(open_data(moved, test=0.2).train)}
+    data = begun.info()["data"] | {
+        "fingerprint": data_fingerprint(open_data(moved, test=0.2).train)
+    }
     begun.update(data=data)
     vitrail.train(moved, SHORT, out=out, resume=True, device="cpu")
     assert not begun.info()["data"]["fingerprint"].startswith("2:")

@@ -50,7 +50,7 @@ def test_of_many_classes_the_worst_are_shown_and_those_without_pictures_are_not(
     )
     assert "class 3" not in [row[0] for row in rows]
     assert any(f"10 worst of {len(f1)} classes" in line for line in lines(found))
-    assert any(f"of {40 - len(f1)} of 40 classes" in line for line in lines(found))
+    assert any(f"for {40 - len(f1)} of 40 classes" in line for line in lines(found))
 
 
 def test_the_few_classes_with_images_are_all_shown_and_only_they():
@@ -62,7 +62,7 @@ def test_the_few_classes_with_images_are_all_shown_and_only_they():
         assert [row[0] for row in classes(found)[1]] == there
         said = "\n".join(lines(found))
         assert "worst" not in said
-        assert f"of {k - len(there):,} of {k:,} classes" in said
+        assert f"for {k - len(there):,} of {k:,} classes" in said
 
 
 def test_more_shots_than_images_are_told(capsys):
@@ -71,8 +71,8 @@ def test_more_shots_than_images_are_told(capsys):
     broken = [[f"{i}.jpg", "torn"] for i in range(7)]
     show_fewshot({"results": rows, "data": "photos", "split": "test", "broken": broken})
     *above, last = capsys.readouterr().out.splitlines()
-    assert last == "left out  7 in all; --json lists them"
-    said = [line for line in above if "fewer images" in line]
+    assert last == "skipped  7 in all; --json lists them"
+    said = [line for line in above if "training images" in line]
     assert len(said) == 1
     assert said[0].startswith("100 shots ")
     assert "36" in said[0]
@@ -82,7 +82,7 @@ def test_confusions_and_broken_pictures_are_named():
     found = result(300, 4, broken=[[f"{i}.jpg", "truncated"] for i in range(7)])
     text = "\n".join(lines(found))
     pair = found["confused"][0]
-    assert f"{pair['truth']} taken for {pair['guess']}, {pair['n']} ×" in text
-    assert "could not be read and not counted: 7; --json lists all" in text
+    assert f"{pair['truth']} predicted as {pair['guess']}: {pair['n']}" in text
+    assert "7 images that could not be read; --json lists all" in text
     assert "0.jpg: truncated" in text
     assert "6.jpg" not in text

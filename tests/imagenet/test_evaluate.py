@@ -100,7 +100,7 @@ def test_a_guess_is_right_if_it_is_any_label_and_images_without_labels_are_left_
     wrong = {mistake["name"].partition("/")[2]: mistake["truth"] for mistake in result["mistakes"]}
     assert wrong[image(5)] == categories()[55]
     assert lines(result)[0].endswith(f"n = 5, {validation} (real labels)")
-    assert "left out  without a label that counts: 1" in lines(result)
+    assert "excluded  1 images without a valid label" in lines(result)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 64])

@@ -183,7 +183,7 @@ def test_a_broken_picture_is_named_and_the_others_shown(weights, tmp_path):
     good = write(tmp_path / "good.png")
     done = inspect(weights, tmp_path / "bad.jpg", good, "--out", tmp_path / "out", "--json")
     assert done.exit_code == 0
-    assert done.stderr.splitlines() == [f"left out  bad: {tmp_path / 'bad.jpg'} is not an image"]
+    assert done.stderr.splitlines() == [f"skipped  bad: {tmp_path / 'bad.jpg'} is not an image"]
     found = json.loads(done.stdout)
     assert [image["name"] for image in found["images"]] == ["good"]
     assert found["attention_distance"]["n"] == 1

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import vitrail
 from vitrail import VitrailError
-from vitrail.model.variants import NAMED, SIZES, describe, from_dict, name, to_dict
+from vitrail.model.variants import NAMED, SIZES, from_dict, parse_variant, to_dict, variant_name
 
 # 1,000 classes at 224 pixels, as the reference implementations count them.
 PARAMETERS = {
@@ -81,19 +81,19 @@ def test_every_row_of_the_table_builds_and_answers(variant):
 
 @pytest.mark.parametrize("variant", NAMED)
 def test_an_architecture_knows_its_name_and_survives_a_file(variant):
-    architecture = describe(variant)
-    assert name(architecture) == variant
+    architecture = parse_variant(variant)
+    assert variant_name(architecture) == variant
     assert from_dict(to_dict(architecture)) == architecture
 
 
 def test_figure_8s_pivot_is_a_matter_of_options():
-    pivot = describe("L/32", depth=8, mlp=2048)
+    pivot = parse_variant("L/32", depth=8, mlp=2048)
     assert (pivot.depth, pivot.width, pivot.mlp, pivot.patch) == (8, 1024, 2048, 32)
 
 
 def test_tokens_are_those_of_the_paper():
     def tokens(variant: str) -> int:
-        rows, columns = describe(variant).grid
+        rows, columns = parse_variant(variant).grid
         return rows * columns
 
     assert [tokens(v) for v in ("B/16", "B/32", "H/14")] == [196, 49, 256]

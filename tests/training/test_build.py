@@ -31,7 +31,7 @@ def weights(tmp_path_factory) -> str:
 
 def build(*given: str, labels: tuple[str, ...] = DIGITS) -> vitrail.Classifier:
     config = load_config(None, [*SHORT, *given])
-    return build_model(config.model, config.data, labels)
+    return build_model(config, labels)
 
 
 def test_fine_tuning_starts_from_a_zero_head_even_where_the_classes_are_the_same(weights):
@@ -48,7 +48,7 @@ def test_a_head_can_be_kept_with_its_hidden_layer(weights):
 def test_a_head_of_other_classes_cannot_be_kept(weights):
     with pytest.raises(VitrailError, match=r"model.keep_head=true: the classes of .*0, 1, 2"):
         build(f"model.init={weights}", "model.keep_head=true", labels=tuple("abcdefghij"))
-    with pytest.raises(VitrailError, match=r"model.keep_head needs weights"):
+    with pytest.raises(VitrailError, match=r"model.keep_head requires weights"):
         build("model.variant=Ti/4", "model.keep_head=true")
 
 

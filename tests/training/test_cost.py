@@ -58,7 +58,7 @@ def meter(before, joules, **changes) -> Meter:
     plain = {"gmacs": 2.0, "trained_gmacs": 2.0, "batch": 10}
     counted = iter(joules)
     return Meter(
-        where=Devices(CPU.device, CPU.precision),
+        devices=Devices(CPU.device, CPU.precision),
         before=before,
         joules_at_first=next(counted),
         joules=lambda: next(counted),
@@ -118,7 +118,7 @@ def test_every_run_says_what_it_cost_and_a_resumed_one_all_of_it(tmp_path):
     assert run.info()["seconds"] - 0.1 <= DAY * cost["device_days"]
     assert cost["energy_joules"] is None
     assert cost["peak_memory_bytes"] > 100e6
-    assert (cost["sessions"], "What it cost" in (run.folder / "report.html").read_text()) == (
+    assert (cost["sessions"], "Cost" in (run.folder / "report.html").read_text()) == (
         1,
         True,
     )

@@ -80,7 +80,7 @@ def test_the_loss_falls():
 def test_parts_of_a_batch_add_up_to_the_whole():
     whole, _ = trained(Squares())
     parts, _ = trained(Squares(), microbatch=5)
-    torch.testing.assert_close(whole.state.task.model.weight, parts.state.task.model.weight)
+    torch.testing.assert_close(whole.state.wrapped.model.weight, parts.state.wrapped.model.weight)
 
 
 def test_out_of_memory_halves_what_is_done_at_once_and_repeats_the_update():
@@ -90,7 +90,7 @@ def test_out_of_memory_halves_what_is_done_at_once_and_repeats_the_update():
     assert task.seen[:6] == [16, 8, 4, 4, 4, 4]
     plain, expected = trained(Squares())
     assert losses == pytest.approx(expected, rel=1e-5)
-    torch.testing.assert_close(run.state.task.model.weight, plain.state.task.model.weight)
+    torch.testing.assert_close(run.state.wrapped.model.weight, plain.state.wrapped.model.weight)
 
 
 def test_out_of_memory_while_a_batch_is_prepared_halves_what_is_prepared():

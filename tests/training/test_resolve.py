@@ -71,7 +71,7 @@ def test_runs_are_numbered_and_the_next_command_names_the_folder(capsys):
 
 def test_a_name_is_free_once_its_run_has_failed_without_a_checkpoint():
     begin("runs/photos", "photos", status="failed").checkpoint.unlink()
-    with runs.claim_folder(Path("runs/photos")) as folder:
+    with runs.open_folder(Path("runs/photos"), numbered=True) as folder:
         assert folder == Path("runs/photos")
 
 
@@ -79,7 +79,7 @@ def test_what_is_no_run_is_left_alone(here):
     (here / "runs" / "photos").mkdir(parents=True)
     (here / "runs" / "photos" / "notes.txt").touch()
     (here / "runs" / "photos-2").touch()
-    with runs.claim_folder(Path("runs/photos")) as folder:
+    with runs.open_folder(Path("runs/photos"), numbered=True) as folder:
         assert folder == Path("runs/photos-3")
 
 
@@ -91,7 +91,7 @@ def test_two_processes_that_begin_together_get_two_folders(monkeypatch):
     monkeypatch.setattr(
         runs, "lock_folder", lambda one: (held if one.name[-1] == "2" else held_elsewhere)(one)
     )
-    with runs.claim_folder(Path("runs/photos")) as folder:
+    with runs.open_folder(Path("runs/photos"), numbered=True) as folder:
         assert folder == Path("runs/photos-2")
 
 
@@ -149,7 +149,7 @@ def test_the_same_sweep_is_continued_and_another_gets_a_number():
     assert first.sweep_folder(None) == (Path("runs/photos-sweep"), False)
     other = resolve_config("photos", ["optim.lr=[0.3]"], lists=True)
     assert other.sweep_folder(None) == (Path("runs/photos-sweep"), True)
-    with runs.claim_folder(other.sweep_folder(None)[0]) as folder:
+    with runs.open_folder(other.sweep_folder(None)[0], numbered=True) as folder:
         assert folder == Path("runs/photos-sweep-2")
 
 

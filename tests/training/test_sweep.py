@@ -20,7 +20,7 @@ from vitrail.config import Config, load_config, with_settings
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.reporting.sweeps import tables, tasks
 from vitrail.runs import Run
-from vitrail.training.multi_dataset import whose
+from vitrail.training.multi_dataset import image_origin
 from vitrail.training.resolve import resolve_config
 from vitrail.training.sweep import Trial, best_val, chosen, sweep
 from vitrail.vtab import tasks as vtab
@@ -345,12 +345,12 @@ def test_who_drew_the_thousand_images_is_told(place):
             path = place / "vtab" / "dtd" / part / f"c{i % 47:02d}" / f"{part}{i}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.symlink_to(one)
-    assert whose("vtab/dtd") == "1,000 as the data has them"
+    assert image_origin("vtab/dtd") == "1,000 as the data has them"
     (place / "vtab" / "dtd" / "val" / "c00" / "more.png").symlink_to(one)
-    assert whose("vtab/dtd") == "own draw of 1,000"
-    assert whose("vtab/svhn") == "own draw of 1,000"
+    assert image_origin("vtab/dtd") == "own draw of 1,000"
+    assert image_origin("vtab/svhn") == "own draw of 1,000"
     write_lists(place / "vtab" / "dtd", classes=47)
-    assert whose("vtab/dtd") == "the benchmark's 1,000"
+    assert image_origin("vtab/dtd") == "the benchmark's 1,000"
 
 
 def test_nothing_there_at_all_is_one_line(place, tmp_path):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.data.lists import write_lists
 from tests.processes import start, together
 from vitrail.config import load_config
-from vitrail.devices import devices
+from vitrail.devices import setup_devices
 from vitrail.model import create
 from vitrail.runs import Run
 from vitrail.training.cost import DAY, Meter, earlier_cost
@@ -186,10 +186,10 @@ def children(pid: int) -> list[int]:
 
 def spent(out: Path, known: tuple[bool, bool]) -> None:
     """What each of two processes says that both of them used."""
-    with devices("cpu") as where:
+    with setup_devices("cpu") as where:
         joules = iter([0.0, 100.0 * (where.rank + 1)] if known[where.rank] else [None, None])
         meter = Meter(
-            where=where,
+            devices=where,
             gmacs=1.0,
             trained_gmacs=1.0,
             batch=1,
@@ -240,7 +240,9 @@ def test_torchrun_starts_the_same(recipe, alone, tmp_path):
 def numbered(recipe: Path, folder: Path) -> None:
     os.chdir(folder)
     config = load_config(recipe, ["train.steps=1"])
-    with devices("cpu", "float32"):  # or a fast process would join the group that is just ending
+    with setup_devices(
+        "cpu", "float32"
+    ):  # or a fast process would join the group that is just ending
         for _ in range(2):
             run = train_config(config, Path("runs/tiny"), numbered=True, device="cpu")
     (folder / os.environ["RANK"]).write_text(str(run.folder))
@@ -278,7 +280,7 @@ def look_for_tasks(folder: Path) -> None:
     os.environ["VITRAIL_DATA"] = str(folder / rank)
     sources = '["vtab/dtd","vtab/pets","vtab/svhn"]'
     config = load_config("vtab/vit", [f"sweep.data.source={sources}"])
-    with devices("cpu") as where:
+    with setup_devices("cpu") as where:
         there, absent = present(config, where, ())
     (folder / f"{rank}.json").write_text(json.dumps([there, list(absent)]))
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.processes import start
 from vitrail.cli import main
 from vitrail.config import load_config
-from vitrail.devices import devices
+from vitrail.devices import setup_devices
 from vitrail.errors import FailureError, VitrailError
 from vitrail.runs import Run
 from vitrail.training import checkpoint
@@ -296,7 +296,7 @@ def test_a_disk_that_cannot_read_the_last_checkpoint_goes_back_to_the_one_before
         return opened(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", failing)
-    with devices("cpu") as where:
+    with setup_devices("cpu") as where:
         used, _, counters, problems = checkpoint.read_newest((last, previous), where)
     assert (used, counters.step) == (previous, 1)
     assert problems == ["last.pt cannot be used: Input/output error"]

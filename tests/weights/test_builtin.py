@@ -10,7 +10,7 @@ from sklearn.datasets import load_sample_images
 
 import vitrail
 from vitrail.cli import main
-from vitrail.model.variants import describe
+from vitrail.model.variants import parse_variant
 from vitrail.reporting.page import report
 from vitrail.runs import Run, is_run
 from vitrail.weights.hub import fetch
@@ -42,7 +42,7 @@ def test_it_holds_no_picture_of_the_data():
 def test_the_table_describes_it():
     model = vitrail.load("builtin")
     size = {"size": BUILTIN.size, "classes": BUILTIN.classes}
-    assert model.architecture == describe(BUILTIN.variant, **size, **BUILTIN.options)
+    assert model.architecture == parse_variant(BUILTIN.variant, **size, **BUILTIN.options)
     assert model.training_data["source"] == "cifar10"
     assert "builtin" in run("models", "builtin")
 

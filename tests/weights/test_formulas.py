@@ -7,7 +7,7 @@ import pytest
 from vitrail.model.axial import AxialResNetArchitecture
 from vitrail.model.classic import ClassicArchitecture
 from vitrail.model.resnet import ResNetArchitecture
-from vitrail.model.variants import NAMED, UNITS, describe
+from vitrail.model.variants import NAMED, UNITS, parse_variant
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.published import COSTS
 
@@ -106,6 +106,6 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_variant_costs_what_its_description_says(name):
-    architecture = describe(name)
+    architecture = parse_variant(name)
     macs = FORMULAS[type(architecture)](architecture)
     assert KEPT[name]["gmacs"] == pytest.approx(macs / 1e9, abs=1e-4)

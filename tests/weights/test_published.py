@@ -9,15 +9,15 @@ import pytest
 import timm
 from torchvision.models import vision_transformer
 
-from vitrail.model.variants import describe
+from vitrail.model.variants import parse_variant
 from vitrail.weights.published import (
     COSTS,
     NAMES,
     PUBLISHED,
     Published,
     architectures,
-    count,
     listing,
+    model_cost,
 )
 
 HUB = [row for row in PUBLISHED if row.source.startswith("hub:")]
@@ -115,7 +115,7 @@ def test_a_row_is_coherent(row: Published) -> None:
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=name_of)
 def test_a_variant_is_one_that_can_be_built(row: Published) -> None:
-    assert describe(row.variant, classes=row.classes, size=row.size)
+    assert parse_variant(row.variant, classes=row.classes, size=row.size)
 
 
 @pytest.mark.parametrize("row", WEB, ids=name_of)
@@ -198,7 +198,7 @@ def test_everything_that_exists_is_listed():
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_saved_figures_are_those_of_the_model(name):
-    cost = count(LISTED[name])
+    cost = model_cost(LISTED[name])
     assert (cost.parameters, cost.gmacs, cost.tokens) == tuple(SAVED[name].values())
 
 

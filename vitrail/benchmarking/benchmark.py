@@ -18,12 +18,12 @@ from vitrail.benchmarking.measure import (
 )
 from vitrail.benchmarking.peers import compare_with_timm
 from vitrail.console import count_progress, echo, print_table
-from vitrail.devices import Devices, devices, peak_memory, reset_peak
+from vitrail.devices import Devices, peak_memory, reset_peak, setup_devices
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
-from vitrail.model.variants import describe, name
+from vitrail.model.variants import parse_variant, variant_name
 from vitrail.weights.load import load
-from vitrail.weights.published import count
+from vitrail.weights.published import model_cost
 
 GIB = 1 << 30
 _ASSUMED_FREE_GIB = 8.0
@@ -70,7 +70,7 @@ def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
     if not models:
         raise VitrailError("no model to measure; name a variant such as B/16, or any MODEL")
     settings = replace(settings, memory=settings.memory or free_gib() / 2)
-    with devices(settings.device, settings.precision) as where:
+    with setup_devices(settings.device, settings.precision) as where:
         if where.world > 1:
             raise VitrailError("a benchmark measures one device; run it without torchrun")
         on_cpu = where.device.type == "cpu"
@@ -127,10 +127,10 @@ def _measure(
     elif where.device.type == "cuda":
         largest, largest_by = largest_batch(work, timings[-1].batch, settings.seconds)
     single = None if work.min_batch > 1 else latency(work, settings.seconds / 10)
-    cost = count(a)
+    cost = model_cost(a)
     row: dict[str, Any] = {
         "model": str(model),
-        "variant": name(a),
+        "variant": variant_name(a),
         "size": list(a.size),
         "parameters": cost.parameters,
         "gmacs": cost.gmacs,
@@ -158,7 +158,7 @@ def _build_model(model: str | Path, size: int | None, device: torch.device) -> C
 
 def _is_variant(model: str) -> bool:
     try:
-        describe(model)
+        parse_variant(model)
     except VitrailError:
         return False
     return True

@@ -9,7 +9,7 @@ from torch import nn
 from vitrail.benchmarking.measure import FAILURES, Workload, attempt, interleaved_seconds
 from vitrail.errors import one_line
 from vitrail.model import Architecture
-from vitrail.model.variants import name
+from vitrail.model.variants import variant_name
 
 _SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large", "H": "huge"}
 _HYBRIDS = {
@@ -21,7 +21,7 @@ _HYBRIDS = {
 
 def timm_name(architecture: Architecture) -> str:
     """timm's name of a variant, empty if it has none; other options of the model are ignored."""
-    ours = name(architecture)
+    ours = variant_name(architecture)
     if ours in _HYBRIDS:
         return _HYBRIDS[ours]
     if ours.startswith("ResNet"):

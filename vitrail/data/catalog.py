@@ -35,7 +35,7 @@ from vitrail.data.folder import FolderSource, open_folder, parts_of, sub_folders
 from vitrail.data.shards import ShardSource, holds_shards, open_shards
 from vitrail.data.store import is_store, open_store
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import cache_folder, disk_errors, download_lock, fetch_file, reason_of
+from vitrail.files import cache_folder, disk_errors, download_lock, failure_reason, fetch_file
 
 # torchvision's datasets: downloaded by torchvision, read from their lists of files.
 
@@ -79,8 +79,8 @@ def get(make: Any, arguments: Mapping[str, Any], name: str, folder: Path) -> Any
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
         raise FailureError(
-            f"{name} is not in {folder} and cannot be fetched ({reason_of(error)}); go online, or "
-            f"put its images there as {name}/train/<class>/… and {name}/test/<class>/…"
+            f"{name} is not in {folder} and cannot be fetched ({failure_reason(error)}); go "
+            f"online, or put its images there as {name}/train/<class>/… and {name}/test/<class>/…"
         ) from None
 
 

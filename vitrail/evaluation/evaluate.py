@@ -10,7 +10,7 @@ from vitrail.config import load_config
 from vitrail.console import count_progress, import_optional, say
 from vitrail.data.dataset import Source, listed
 from vitrail.data.opening import same_data
-from vitrail.devices import Devices, devices
+from vitrail.devices import Devices, setup_devices
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.features import existing_cache
 from vitrail.evaluation.held_out import select_images
@@ -42,8 +42,8 @@ def evaluate(
     scores an ImageNet-1k model with other labels. The result of a run is also written to its
     folder.
     """
-    with devices(device, "auto") as where:
-        loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
+    with setup_devices(device, "auto") as devices:
+        loaded = (model if isinstance(model, Classifier) else load(model)).to(devices.device)
         options: dict[str, Any] = {
             "model_name": str(model) if isinstance(model, (str, Path)) else type(model).__name__,
             "batch": batch,
@@ -53,37 +53,37 @@ def evaluate(
             imagenet = import_optional("imagenet.evaluate", f"--labels {labels} is")
             if imagenet is None:
                 raise VitrailError(f"--labels {labels} needs the package vitrail.imagenet")
-            with count_progress("evaluating", where.main) as advance:
+            with count_progress("evaluating", devices.main) as advance:
                 options |= {"split": split or "test", "progress": advance}
-                result = imagenet.evaluate(loaded, data, labels, where.precision, **options)
+                result = imagenet.evaluate(loaded, data, labels, devices.precision, **options)
         else:
-            result = _evaluate_split(loaded, data, split, where, options)
+            result = _evaluate_split(loaded, data, split, devices, options)
         # The built-in model comes with its results and is not written to.
         apart = isinstance(model, Classifier) or model == BUILTIN.name
         run = None if apart else runs.find_run(Path(model))
-        if run is not None and where.main:
+        if run is not None and devices.main:
             _write_result(run, data, labels, result)
     return result
 
 
 def _evaluate_split(
-    model: Classifier, data: str | Path, split: str, where: Devices, options: Mapping[str, Any]
+    model: Classifier, data: str | Path, split: str, devices: Devices, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     selected = select_images(model, data, split)
     source, absent = with_all_classes(selected.source, model.labels)
-    if where.main:
+    if devices.main:
         say(f"images   {selected.note}")
-    if absent and where.main:
+    if absent and devices.main:
         classes = len(source.labels)
         say(f"classes  {classes - len(absent)} of {classes}: {data} has no {listed(absent)}")
     predictor = Predictor(
         model,
         source.labels,
-        precision=where.precision,
-        cache=existing_cache(model, where.precision, cache_folder()),
+        precision=devices.precision,
+        cache=existing_cache(model, devices.precision, cache_folder()),
         data=str(data),
     )
-    with count_progress(f"evaluating {selected.split}", where.main) as advance:
+    with count_progress(f"evaluating {selected.split}", devices.main) as advance:
         result = evaluate_dataset(
             predictor, source, data=str(data), split=selected.split, progress=advance, **options
         )

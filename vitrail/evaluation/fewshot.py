@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitrail.console import count_progress, say
-from vitrail.devices import cores, devices
+from vitrail.devices import cores, setup_devices
 from vitrail.errors import VitrailError
 from vitrail.evaluation.features import Features, extract, open_cache
 from vitrail.evaluation.held_out import select_images
@@ -51,23 +51,23 @@ def fewshot(
     on the images that it was not fitted on.
     """
     _check(shots, seeds, ridges)
-    with devices(device, "auto") as where:
-        loaded = (model if isinstance(model, Classifier) else load(model)).to(where.device)
+    with setup_devices(device, "auto") as devices:
+        loaded = (model if isinstance(model, Classifier) else load(model)).to(devices.device)
         selected = select_images(loaded, data, split)
         split, alone = selected.split, selected.split in ("train", "all")
-        if where.main:
+        if devices.main:
             say(f"images   {selected.note}")
         sources = {split: selected.source}
         if not alone:
             sources["train"] = select_images(loaded, data, "train").source
         options: dict[str, Any] = {
-            "precision": where.precision,
-            "workers": cores() if where.device.type == "cuda" else 0,
-            "cache": open_cache(loaded, where.precision, cache_folder()),
+            "precision": devices.precision,
+            "workers": cores() if devices.device.type == "cuda" else 0,
+            "cache": open_cache(loaded, devices.precision, cache_folder()),
         }
         features = {}
         for name, source in sources.items():
-            with count_progress(f"features of {name}", where.main) as advance:
+            with count_progress(f"features of {name}", devices.main) as advance:
                 features[name] = extract(loaded, source, **options, progress=advance)
     results = fit_and_score(
         features[split if alone else "train"],

@@ -15,6 +15,10 @@ from vitrail.errors import VitrailError
 from vitrail.model import Classifier
 
 Hashes = UInt64[np.ndarray, " m"]
+_NOT_RECORDED = (
+    ", since the model's training images were not recorded; --split all evaluates all of a folder "
+    "that it never saw"
+)
 
 
 @dataclass(frozen=True)
@@ -36,30 +40,54 @@ def select_images(model: Classifier, data: str | Path, split: str = "") -> Selec
     By default, test of the data that the model was trained on, or of data that comes with a test
     split, and all of any other data.
     """
-    brought = open_original(data)
+    original = open_original(data)
     # Content hashes of the training images; None where they were not recorded.
     recorded = runs.training_image_hashes(model.file)
+    is_own = same_data(model.training_data.get("source", ""), data)
     if not split:
-        seen = brought.test is not None or _was_trained_on(model, data, brought, recorded)
-        split = "test" if seen else "all"
-    parts = list(brought.parts.values())
+        known = original.test is not None or is_own or _is_training_data(model, original, recorded)
+        split = "test" if known else "all"
+    every_split = list(original.parts.values())
     # A folder that is evaluated whole may be too small to be split.
-    divided = None if split == "all" else split_as_trained(model, brought)
-    source = reduce(Joined, parts) if divided is None else divided.part(split)
-    unseen = _unseen(model, data, source, split, divided, recorded)
-    n, left_out = len(unseen), int((~unseen).sum())
+    divided = None if split == "all" else split_as_trained(model, original)
+    source = reduce(Joined, every_split) if divided is None else divided.part(split)
+    if recorded is not None:
+        trained_on = _trained_on(source, divided and divided.train, split, recorded)
+    else:  # only the settings of the training run are known
+        retrained = is_own and model.training_data.get("train_on") == "train+val"
+        trained_on = np.full(len(source.targets), split == "val" and retrained)
+    n, left_out = len(trained_on), int(trained_on.sum())
+    total = sum(len(part.targets) for part in every_split)
     if left_out == n:
         raise VitrailError(
-            f"this model was trained on all {n} images of {split} of {data}; evaluate it on "
-            "others, or with --split test"
+            f"this model was trained on all {n} images of {data} ({split}); evaluate it on others, "
+            "or with --split test"
         )
-    total = sum(len(part.targets) for part in parts)
     note = f"{Path(str(data)).name}: {n - left_out:,} of {total:,} images"
-    note += _explanation(model, data, split, brought, recorded, everything=n - left_out == total)
-    if left_out:
-        note += f"; {left_out:,} left out because the model was trained on them"
-        source = subset(source, unseen)
-    return Selection(source, split, left_out, note)
+    if split != "all":
+        as_trained = bool(model.training_data) and split not in original.parts
+        note += f", its {split} split{' as in training' * as_trained}"
+        note += _NOT_RECORDED if as_trained and recorded is None and not is_own else ""
+    elif recorded is not None and not left_out:
+        note += ", all new to the model"
+    if not left_out:
+        return Selection(source, split, 0, note)
+    note += f"; {left_out:,} excluded because the model was trained on them"
+    return Selection(subset(source, ~trained_on), split, left_out, note)
+
+
+def _trained_on(
+    source: Source, train: Source | None, split: str, recorded: Hashes
+) -> Bool[np.ndarray, " n"]:
+    """Which images of a split were trained on.
+
+    Of `train`, none are excluded. If all of train was trained on, test was held out by the same
+    rule and is evaluated whole: a duplicate of a training image in it is a property of the data.
+    """
+    same_split = split == "test" and train is not None and is_recorded(train, recorded).all()
+    if split == "train" or same_split:
+        return np.zeros(len(source.targets), dtype=bool)
+    return is_recorded(source, recorded)
 
 
 def split_as_trained(model: Classifier, data: str | Path | Splits) -> Splits:
@@ -76,66 +104,14 @@ def is_recorded(source: Source, recorded: Hashes) -> Bool[np.ndarray, " n"]:
     return np.isin(content_hashes(source), recorded)
 
 
-def _was_trained_on(
-    model: Classifier, data: str | Path, brought: Splits, recorded: Hashes | None
-) -> bool:
-    """Whether this is the model's training data, perhaps with more images by now; a few training
-    images among others do not make it that."""
-    origin = model.training_data
-    if same_data(origin.get("source", ""), data):
-        return True
+def _is_training_data(model: Classifier, original: Splits, recorded: Hashes | None) -> bool:
+    """Whether this is a copy of the model's training data, perhaps with more images by now; a few
+    training images among others do not make it that."""
+    settings = model.training_data
     if recorded is None:  # how its data was split is all that is known
-        return bool(origin)
-    if brought.train is None:
+        return bool(settings)
+    if original.train is None:
         return False
-    comes_split = brought.parts.keys() != {"train"}
-    held_out = 0.0 if comes_split else origin.get("val", 0.0) + origin.get("test", 0.0)
-    return bool(is_recorded(brought.train, recorded).mean() > 0.5 * (1 - held_out))
-
-
-def _unseen(
-    model: Classifier,
-    data: str | Path,
-    source: Source,
-    split: str,
-    divided: Splits | None,
-    recorded: Hashes | None,
-) -> Bool[np.ndarray, " n"]:
-    """Which images of a split the model was not trained on."""
-    everything = np.ones(len(source.targets), dtype=bool)
-    if recorded is None:
-        origin = model.training_data
-        retrained = origin.get("train_on") == "train+val"
-        own = same_data(origin.get("source", ""), data)
-        return ~everything if split == "val" and retrained and own else everything
-    if split == "train":
-        return everything
-    # Held out by the same rule, test is evaluated whole: a duplicate of a training image in it is a
-    # matter of the data.
-    train = None if divided is None else divided.train
-    if split == "test" and train is not None and is_recorded(train, recorded).all():
-        return everything
-    return ~is_recorded(source, recorded)
-
-
-def _explanation(
-    model: Classifier,
-    data: str | Path,
-    split: str,
-    brought: Splits,
-    recorded: Hashes | None,
-    everything: bool,
-) -> str:
-    """Why these images."""
-    if split == "all":
-        return ", all new to the model" * (recorded is not None and everything)
-    text = f", its {split} split"
-    if not model.training_data or split in brought.parts:
-        return text
-    text += " as in training"
-    if recorded is None and not same_data(model.training_data.get("source", ""), data):
-        text += (
-            ", since the model's training images were not recorded; --split all evaluates all of a "
-            "folder that it never saw"
-        )
-    return text
+    comes_split = original.parts.keys() != {"train"}
+    held_out = 0.0 if comes_split else settings.get("val", 0.0) + settings.get("test", 0.0)
+    return bool(is_recorded(original.train, recorded).mean() > 0.5 * (1 - held_out))

@@ -22,10 +22,9 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
-from vitrail.console import Advance
 from vitrail.data.decode import decode, open_image
 from vitrail.data.folder import images_below
-from vitrail.devices import Devices, cores, devices
+from vitrail.devices import cores, setup_devices
 from vitrail.errors import VitrailError
 from vitrail.evaluation.labels import NEW_HEAD
 from vitrail.evaluation.predictor import (
@@ -34,7 +33,7 @@ from vitrail.evaluation.predictor import (
     PreparedImages,
     collate,
     eval_mode,
-    reason_of,
+    skip_reason,
 )
 from vitrail.model import Classifier
 from vitrail.weights.load import load
@@ -48,7 +47,7 @@ _STDIN = "-"
 
 def predict(
     model: str | Path | Classifier,
-    images: str | Path | Sequence[str | Path],
+    images: "str | Path | Sequence[str | Path] | Files",
     *,
     top: int = 5,
     features: bool = False,
@@ -63,47 +62,14 @@ def predict(
     automatically. "-" is standard input.
     """
     loaded = model if isinstance(model, Classifier) else load(model)
-    options = PredictOptions(
-        top=top, features=features, batch=batch, workers=workers, device=device
-    )
-    options.check(loaded)
-    return predict_files(loaded, find_images(images), options)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictOptions:
-    """The options of `vitrail predict`; zero chooses automatically."""
-
-    top: int = 5
-    features: bool = False
-    batch: int = 0
-    workers: int = 0
-    device: str = "auto"
-
-    def check(self, model: Classifier) -> None:
-        """Reports mistakes before anything is computed."""
-        Predictor(model)
-        if model.head is None and not self.features:
-            raise VitrailError(f"this model has no classes; request features, or {NEW_HEAD}")
-        for name, least in (("top", 1), ("batch", 0), ("workers", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise VitrailError(f"{name} = {value}: expected a whole number from {least} up")
-
-    def batch_size(self, model: Classifier, where: Devices) -> int:
-        """Smaller for larger images."""
-        if self.batch:
-            return self.batch
-        rows, columns = model.architecture.size
-        usual = _CPU_BATCH if where.device.type == "cpu" else _GPU_BATCH
-        return min(4 * usual, max(1, usual * 224 * 224 // (rows * columns)))
-
-    def threads(self, where: Devices) -> int:
-        """On a CPU, as many as torch would use itself."""
-        if self.workers:
-            return self.workers
-        on_cpu = where.device.type == "cpu"
-        return torch.get_num_threads() if on_cpu else min(cores(), _MAX_THREADS)
+    Predictor(loaded)  # reports what the model lacks before anything is computed
+    if loaded.head is None and not features:
+        raise VitrailError(f"this model has no classes; request features, or {NEW_HEAD}")
+    for name, value, least in (("top", top, 1), ("batch", batch, 0), ("workers", workers, 0)):
+        if value < least:
+            raise VitrailError(f"{name} = {value}: expected a whole number from {least} up")
+    files = images if isinstance(images, Files) else find_images(images)
+    return _Worker(loaded, files, top, features, batch, workers).run(device)
 
 
 @dataclass(frozen=True)
@@ -147,33 +113,6 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> Files:
     return Files(names)
 
 
-def predict_files(
-    model: Classifier, files: Files, options: PredictOptions, progress: Advance | None = None
-) -> Iterator[dict[str, Any]]:
-    """What `predict` yields."""
-    with devices(options.device, "auto") as where, eval_mode(model):
-        predictor = Predictor(model.to(where.device), precision=where.precision)
-        batch, total = options.batch_size(model, where), len(files.names)
-        starts = range(0, total, batch)
-        threads = min(options.threads(where), len(starts))
-        worker = _Worker(predictor, files, options, limit=batch)
-        waiting: deque[Future[list[dict[str, Any]]]] = deque()
-        pool = ThreadPoolExecutor(threads)
-        try:
-            with split_threads(threads):
-                for start in starts:
-                    indices = range(start, min(start + batch, total))
-                    waiting.append(pool.submit(worker.predict, indices))
-                    # Enough work for every thread while the oldest batch is awaited.
-                    while len(waiting) > (0 if indices.stop == total else 2 * threads):
-                        rows = waiting.popleft().result()
-                        yield from rows
-                        if progress is not None:
-                            progress(len(rows), total=total)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
 @contextmanager
 def split_threads(parts: int) -> Iterator[None]:
     """Divides torch's own threads among as many threads of ours."""
@@ -189,24 +128,57 @@ def split_threads(parts: int) -> Iterator[None]:
 class _Worker:
     """Predicts one batch after the other; all threads share it."""
 
-    predictor: Predictor
+    model: Classifier
     files: Files
-    options: PredictOptions
-    limit: int
-    """Images that fit into memory at once; halved after running out of memory."""
+    top: int
+    features: bool
+    batch: int
+    workers: int
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def predict(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        images = PreparedImages(self.files, np.asarray(indices), self.predictor.transform)
+    def run(self, device: str) -> Iterator[dict[str, Any]]:
+        """What `predict` yields."""
+        with setup_devices(device, "auto") as devices, eval_mode(self.model):
+            self.predictor = Predictor(self.model.to(devices.device), precision=devices.precision)
+            on_cpu = devices.device.type == "cpu"
+            rows, columns = self.model.architecture.size
+            usual = _CPU_BATCH if on_cpu else _GPU_BATCH
+            batch = self.batch or min(4 * usual, max(1, usual * 224 * 224 // (rows * columns)))
+            # Images that fit into memory at once; halved after running out of memory.
+            self.limit = batch
+            starts = range(0, len(self.files.names), batch)
+            # On a CPU, as many as torch would use itself.
+            threads = torch.get_num_threads() if on_cpu else min(cores(), _MAX_THREADS)
+            threads = min(self.workers or threads, len(starts))
+            with split_threads(threads):
+                for done in self._in_order(starts, threads):
+                    yield from done
+
+    def _in_order(self, starts: range, threads: int) -> Iterator[list[dict[str, Any]]]:
+        """The rows of each batch, computed by threads."""
+        waiting: deque[Future[list[dict[str, Any]]]] = deque()
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for start in starts:
+                waiting.append(pool.submit(self._predict, start, start + starts.step))
+                # Enough work for every thread while the oldest batch is awaited.
+                while len(waiting) > (0 if start == starts[-1] else 2 * threads):
+                    yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _predict(self, start: int, stop: int) -> list[dict[str, Any]]:
+        names = self.files.names[start:stop]
+        indices = np.arange(start, start + len(names))
+        images = PreparedImages(self.files, indices, self.predictor.transform)
         batch = collate([images[i] for i in range(len(images))])
-        names = self.files.names
-        rows = {i: {"error": reason_of(error)} for i, error in batch.errors}
+        rows = {i: {"error": skip_reason(error)} for i, error in batch.errors}
         if batch.pixels is not None:
             # A GPU works for one thread at a time, so memory is that of one batch.
             alone = nullcontext() if self.predictor.device.type == "cpu" else self.lock
             with alone, torch.inference_mode():
                 rows |= zip(batch.indices.tolist(), self._fitting(batch.pixels), strict=True)
-        return [{"path": names[i]} | rows[i] for i in indices]
+        return [{"path": name} | rows[i] for i, name in enumerate(names, start)]
 
     def _fitting(self, pixels: Float[Tensor, "b c y x"]) -> list[dict[str, Any]]:
         """As many at once as memory allows."""
@@ -222,12 +194,12 @@ class _Worker:
                 torch.cuda.empty_cache()
 
     def _rows(self, pixels: Float[Tensor, "b c y x"]) -> list[dict[str, Any]]:
-        predictor, top = self.predictor, self.options.top
-        if not self.options.features:
-            return [{"top": row} for row in predictor.top(predictor.logits(pixels), top)]
+        predictor = self.predictor
+        if not self.features:
+            return [{"top": row} for row in predictor.top(predictor.logits(pixels), self.top)]
         vectors = predictor.features(pixels)
         best: list[list[dict[str, Any]]] = [[] for _ in pixels]
         if predictor.labels:
-            best = predictor.top(predictor.classify(vectors), top)
+            best = predictor.top(predictor.classify(vectors), self.top)
         rows = zip(best, vectors.float().cpu().numpy(), strict=True)
         return [{"top": row, "features": vector} for row, vector in rows]

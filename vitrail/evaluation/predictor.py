@@ -257,7 +257,7 @@ class ImageBatches:
         )
         passes = math.ceil(math.ceil(total / world) / self.batch)
         for part in islice(chain(loader, repeat(collate([]))), passes):
-            self.skipped += [(index, reason_of(error)) for index, error in part.errors]
+            self.skipped += [(index, skip_reason(error)) for index, error in part.errors]
             if part.pixels is not None:
                 yield part
             elif world > 1:
@@ -266,7 +266,7 @@ class ImageBatches:
                 self.progress(len(part.indices) + len(part.errors), total=len(share))
 
 
-def reason_of(error: VitrailError) -> str:
+def skip_reason(error: VitrailError) -> str:
     """Why an image is skipped; a network that fails is not the image's fault."""
     if isinstance(error, FailureError):
         # A new one: kept alive by this frame, the old one would keep the workers waiting too.

@@ -68,20 +68,21 @@ def classes(result: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]
 
 
 def closing(result: dict[str, Any]) -> list[str]:
-    """What stands below the table: what it leaves out, what is confused, what was broken."""
+    """The lines below the table: confusions, and images that were excluded or skipped."""
     found = []
     n, there = len(result["per_class"]), len(with_images(result))
     if there > _MANY:
         found.append(f"the {_WORST} worst of {there:,} classes, by F1; --json lists all")
     if there < n and not result.get("absent"):
-        found.append(f"no image  of {n - there:,} of {n:,} classes")
+        found.append(f"no images  for {n - there:,} of {n:,} classes")
     for pair in result["confused"][:_FEW]:
-        found.append(f"confused  {pair['truth']} taken for {pair['guess']}, {pair['n']:,} ×")
+        found.append(f"confused  {pair['truth']} predicted as {pair['guess']}: {pair['n']:,}")
     if left_out := result.get("left_out", 0):
-        found.append(f"left out  without a label that counts: {left_out:,}")
+        why = "without a valid label" if result.get("labels") else "that the model was trained on"
+        found.append(f"excluded  {left_out:,} images {why}")
     if broken := result["broken"]:
         rest = "; --json lists all" if len(broken) > _FEW else ""
-        found.append(f"broken    could not be read and not counted: {len(broken):,}{rest}")
+        found.append(f"skipped   {len(broken):,} images that could not be read{rest}")
         found += [f"          {name}: {reason}" for name, reason in broken[:_FEW]]
     return found
 
@@ -110,7 +111,7 @@ def show_fewshot(result: dict[str, Any]) -> None:
         groups.setdefault((row["shots"], row["ridge"]), []).append(row)
     echo(f"{result['data']} ({result['split']}), n = {rows[0]['n']:,}\n")
     print_table(
-        ("shots", "ridge", "shown", "linear", "k-NN", "seeds"),
+        ("shots", "ridge", "train images", "linear", "k-NN", "seeds"),
         [
             (
                 *(str(shots), f"{ridge:g}", f"{group[0]['shown']:,}"),
@@ -122,13 +123,12 @@ def show_fewshot(result: dict[str, Any]) -> None:
     )
     for shots, fewest in {(row["shots"], row["fewest"]): None for row in rows}:
         if fewest < shots:
-            less = f"{fewest:,} or more"
-            echo(f"{shots} shots  some classes have fewer images in train, all used: {less}")
+            echo(f"{shots} shots  some classes have only {fewest:,} training images; all are used")
     broken = result["broken"]
     for name, reason in broken[:_FEW]:
-        echo(f"left out  {name}: {reason}")
+        echo(f"skipped  {name}: {reason}")
     if len(broken) > _FEW:
-        echo(f"left out  {len(broken):,} in all; --json lists them")
+        echo(f"skipped  {len(broken):,} in all; --json lists them")
 
 
 def over_seeds(values: Sequence[float]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitrail.console import count_progress, echo, escaped, padded, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.evaluation.predict import Files, PredictOptions, find_images, predict_files
+from vitrail.evaluation.predict import Files, find_images, predict
 from vitrail.files import atomic_write
 from vitrail.weights.load import load
 
@@ -34,17 +34,16 @@ def write_predictions(
     as_json: bool = False,
     csv_path: str = "",
     features: str = "",
+    top: int = 5,
     **options: Any,
 ) -> None:
     """Predicts and writes each prediction as soon as it is known."""
     if as_json and csv_path == "-":
         raise VitrailError("--json and --csv - both write to stdout; name a file for the CSV")
     writers = [_feature_writer(Path(features))] if features else []
-    loaded, settings = load(model), PredictOptions(features=bool(features), **options)
-    settings.check(loaded)
-    files = find_images(images)
+    loaded, files = load(model), find_images(images)
     if csv_path:
-        writers.append(_csv_rows(csv_path, min(settings.top, loaded.architecture.classes)))
+        writers.append(_csv_rows(csv_path, min(top, loaded.architecture.classes)))
     if as_json or csv_path != "-":
         writers.append(_json_lines() if as_json else _table(files, loaded.labels))
     # Lines that appear on a terminal are progress enough.
@@ -53,10 +52,11 @@ def write_predictions(
     with ExitStack() as stack:
         outputs = [stack.enter_context(writer) for writer in writers]
         advance = stack.enter_context(count_progress("predicting", not hidden))
-        for row in predict_files(loaded, files, settings, advance):
+        for row in predict(loaded, files, top=top, features=bool(features), **options):
             row |= {key: _printable(row[key]) for key in ("path", "error") if key in row}
             for write in outputs:
                 write(row)
+            advance(1, total=len(files.names))
             read += "error" not in row
             if "error" in row and not as_json:
                 say(f"skipped  {row['error']}")

@@ -10,7 +10,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import make_folder, write_json
 from vitrail.model import Architecture, Classifier
-from vitrail.model.variants import name
+from vitrail.model.variants import variant_name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.runs import Run, find_run, is_run
 from vitrail.weights.convert import Parity, convert
@@ -67,7 +67,7 @@ def _complete_timm_config(path: Path, a: Architecture) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     if "architecture" not in config:
         raise VitrailError(
-            f"timm has no name for {name(a)}; use --to transformers, or vitrail convert"
+            f"timm has no name for {variant_name(a)}; use --to transformers, or vitrail convert"
         )
     if isinstance(a, ViTArchitecture):
         config["model_args"]["act_layer"] = "gelu_tanh" if a.gelu == "tanh" else "gelu"
@@ -145,7 +145,7 @@ def _card_header(model: Classifier, test: dict[str, Any], library: Library) -> s
         metric = {"type": "accuracy", "name": "top-1", "value": round(test["top1"], 4)}
         task = {"type": "image-classification"}
         results = [{"task": task, "dataset": dataset, "metrics": [metric]}]
-        values["model-index"] = [{"name": name(model.architecture), "results": results}]
+        values["model-index"] = [{"name": variant_name(model.architecture), "results": results}]
     # JSON is YAML, and needs no package to write.
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     return "\n".join(["---", *lines, "---"])
@@ -155,7 +155,9 @@ def _card_summary(model: Classifier, data: str) -> str:
     a = model.architecture
     count = sum(x.numel() for x in model.parameters())
     trained = f", trained on {data}" if data else ""
-    summary = f"{name(a)}, {count:,} parameters, for {a.size[0]} × {a.size[1]} images{trained}. "
+    summary = (
+        f"{variant_name(a)}, {count:,} parameters, for {a.size[0]} × {a.size[1]} images{trained}. "
+    )
     if not a.classes:
         return summary + "It has no classes: its output is features."
     names = ", ".join(model.labels[:_MAX_CLASSES]) + (" …" if model.labels[_MAX_CLASSES:] else "")

@@ -9,7 +9,7 @@ from typing import Any
 from vitrail.console import Advance, count_progress, echo
 from vitrail.data.check import drawn
 from vitrail.data.dataset import Source
-from vitrail.devices import devices
+from vitrail.devices import setup_devices
 from vitrail.errors import VitrailError
 from vitrail.files import make_folder, write_text
 from vitrail.inspection.images import resized, row
@@ -56,7 +56,10 @@ def inspect(
     pixels = None if size is None else as_size(size)
     tracer = Tracer(loaded, layers=layers, size=pixels, target=target)
     _refuse_overwriting(named, out)
-    with devices(device, "float32") as where, count_progress("inspecting", where.main) as advance:
+    with (
+        setup_devices(device, "float32") as where,
+        count_progress("inspecting", where.main) as advance,
+    ):
         loaded.to(where.device)
         rows, broken, distances = _inspect_images(tracer, named, out, advance)
         mean = mean_distances(distances)

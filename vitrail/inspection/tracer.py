@@ -32,7 +32,7 @@ from vitrail.inspection.embeddings import (
     why_no_positions,
 )
 from vitrail.model import Classifier
-from vitrail.model.variants import name as variant_name
+from vitrail.model.variants import variant_name
 from vitrail.weights.load import fitted
 
 ImageInput = str | Path | Image.Image | np.ndarray

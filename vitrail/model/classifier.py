@@ -54,13 +54,13 @@ class Classifier(nn.Module):
 
     def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d"]:
         """What the head reads: one vector per image."""
-        return self.summary(self.tokens(images))
+        return self.pool_tokens(self.tokens(images))
 
     def tokens(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b n d"]:
         """The final sequence; a convolutional network's last map counts as one, row by row."""
         raise NotImplementedError
 
-    def summary(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
+    def pool_tokens(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
         """The vector that the head reads, from the final sequence."""
         return tokens.mean(1)
 

@@ -85,7 +85,7 @@ def create(
     `size` is in pixels, one side or (rows, columns). `options` are fields of the variant's
     architecture, such as depth=8, pool="mean" or dropout=0.1.
     """
-    return build(describe(variant, classes=classes, size=size, **options))
+    return build(parse_variant(variant, classes=classes, size=size, **options))
 
 
 def build(architecture: Architecture) -> Classifier:
@@ -98,7 +98,9 @@ def _family(architecture: Architecture) -> str:
     return next(name for name, (kind, _) in _FAMILIES.items() if isinstance(architecture, kind))
 
 
-def describe(variant: str, *, size: int | tuple[int, int] = 224, **options: Any) -> Architecture:
+def parse_variant(
+    variant: str, *, size: int | tuple[int, int] = 224, **options: Any
+) -> Architecture:
     """The architecture of a variant, with options applied."""
     kind, row = _parse(variant)
     known = [field.name for field in fields(kind)]
@@ -149,7 +151,7 @@ def _parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
     raise VitrailError(f"unknown variant '{variant}'{hint}")
 
 
-def name(architecture: Architecture) -> str:
+def variant_name(architecture: Architecture) -> str:
     """The variant's name if the tables have one, otherwise its numbers."""
     if isinstance(architecture, ClassicArchitecture):
         return f"ResNet{architecture.depth}"

@@ -365,7 +365,7 @@ class ViT(Classifier):
             x = self.run(block, x)
         return x.flatten(1, 2) if a.axial else x
 
-    def summary(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
+    def pool_tokens(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
         """The vector that the head reads (Eq. 4), after the hidden layer of a pre-training head."""
         x = self.pooled(tokens)
         if self.architecture.norm_after_pool:

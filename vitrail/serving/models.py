@@ -14,7 +14,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.predictor import Predictor
 from vitrail.inspection.attention import record
 from vitrail.model import Classifier
-from vitrail.model.variants import name as variant_name
+from vitrail.model.variants import variant_name
 from vitrail.serving.maps import AttentionMap, AttentionShape, MapQuery, attention_maps
 from vitrail.weights.load import load
 

@@ -17,7 +17,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier, create
 from vitrail.model.classifier import as_size
-from vitrail.model.variants import name
+from vitrail.model.variants import variant_name
 from vitrail.training.optim import Schedule, hyperrule
 from vitrail.weights.load import load
 
@@ -32,14 +32,13 @@ _LEAST_SHARE = 0.1
 """Of a time budget, for training itself: features may use up the rest."""
 
 
-def build_model(
-    settings: config.Model, data: config.Data, labels: tuple[str, ...], keep_head: bool = False
-) -> Classifier:
+def build_model(config: Config, labels: tuple[str, ...], keep_head: bool = False) -> Classifier:
     """The model to train, with the classes of the data and the preprocessing it will be used with.
 
     Weights to start from get a zero head, as in the paper, unless they know these classes and
     the settings, or the run that is resumed, keep theirs.
     """
+    settings, data = config.model, config.data
     if settings.init:
         model = _from_weights(settings, data, labels, keep_head)
     elif settings.variant:
@@ -47,7 +46,9 @@ def build_model(
             settings.variant, classes=len(labels), size=data.size, **chosen_options(settings)
         )
     else:
-        raise VitrailError("neither model.variant nor model.init says which model to train")
+        raise VitrailError("no model specified; set model.variant or model.init")
+    model.activation = "sigmoid" if config.train.objective == "sigmoid" else "softmax"
+    model.activation_checkpointing = config.system.recompute
     model.labels = labels
     model.preprocess = _preprocessing(model.preprocess, data)
     recorded = ("source", "val", "test", "split", "train_on")
@@ -113,8 +114,8 @@ def _refuse_other_shape(found: Any, settings: config.Model, data: config.Data) -
         has = getattr(found, key, None)
         if has != value:
             raise VitrailError(
-                f"model.init = {settings.init} is a {name(found)} with {key} {has}, the settings "
-                f"say {value}; leave model.{key if key in given else 'variant'} out"
+                f"model.init = {settings.init} is a {variant_name(found)} with {key} {has}, but "
+                f"the settings request {value}; remove model.{key if key in given else 'variant'}"
             )
 
 

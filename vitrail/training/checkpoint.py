@@ -71,8 +71,8 @@ class Counters:
 class TrainState:
     """Everything that changes during a run."""
 
-    task: nn.Module
-    """The objective, in DistributedDataParallel under several processes."""
+    wrapped: nn.Module
+    """The objective, inside DistributedDataParallel where several processes train."""
     optimizer: torch.optim.Optimizer
     ema: EMA | None
     scaler: torch.amp.GradScaler
@@ -81,8 +81,8 @@ class TrainState:
     @property
     def objective(self) -> Any:
         """The objective itself."""
-        ddp = isinstance(self.task, nn.parallel.DistributedDataParallel)
-        return self.task.module if ddp else self.task
+        ddp = isinstance(self.wrapped, nn.parallel.DistributedDataParallel)
+        return self.wrapped.module if ddp else self.wrapped
 
     def averaged(self) -> AbstractContextManager[None]:
         """The model with the averaged weights, where there is a moving average."""
@@ -91,9 +91,11 @@ class TrainState:
     def tensors(self) -> dict[str, Any]:
         """All but the counters, as plain tensors and numbers. All processes must call it."""
         state: dict[str, Any] = {"scaler": self.scaler.state_dict()}
-        if _is_sharded(self.task):
-            state["model"] = get_model_state_dict(self.task, options=_WHOLE)
-            state["optimizer"] = get_optimizer_state_dict(self.task, self.optimizer, options=_WHOLE)
+        if _is_sharded(self.wrapped):
+            state["model"] = get_model_state_dict(self.wrapped, options=_WHOLE)
+            state["optimizer"] = get_optimizer_state_dict(
+                self.wrapped, self.optimizer, options=_WHOLE
+            )
         else:
             state["model"] = self.objective.state_dict()
             state["optimizer"] = self.optimizer.state_dict()
@@ -120,11 +122,11 @@ class TrainState:
         self.scaler.load_state_dict(state["scaler"])
         # A sharded run names its parameters, any other numbers them; either resumes as the other.
         names = self._parameter_names()
-        if _is_sharded(self.task):
-            set_model_state_dict(self.task, state["model"], options=_WHOLE)
+        if _is_sharded(self.wrapped):
+            set_model_state_dict(self.wrapped, state["model"], options=_WHOLE)
             named = _rekeyed(state["optimizer"], dict(enumerate(names)))
             set_optimizer_state_dict(
-                self.task, self.optimizer, optim_state_dict=named, options=_WHOLE
+                self.wrapped, self.optimizer, optim_state_dict=named, options=_WHOLE
             )
         else:
             self.objective.load_state_dict(state["model"])
@@ -252,7 +254,7 @@ def _verify(file: IO[bytes]) -> None:
 
 
 def read_newest(
-    paths: Sequence[Path], where: Devices
+    paths: Sequence[Path], devices: Devices
 ) -> tuple[Path, dict[str, Any], Counters, list[str]]:
     """The first checkpoint that every process can read, and what is wrong with those before it.
 
@@ -266,7 +268,7 @@ def read_newest(
         except FailureError as error:
             problem = {str(error): ""}
         # One process alone must not go back to an older one.
-        wrong = where.union(problem)
+        wrong = devices.union(problem)
         if found is not None and not wrong:
             return path, *found, problems
         problems += wrong

@@ -12,7 +12,7 @@ from vitrail.config import Config
 from vitrail.devices import Devices, energy, peak_memory, reset_peak
 from vitrail.model import Classifier
 from vitrail.runs import Run
-from vitrail.weights.published import count
+from vitrail.weights.published import model_cost
 
 DAY = 86_400
 
@@ -30,7 +30,7 @@ def exaflops(gmacs: float, images: int) -> float:
 class Meter:
     """Measures one session of a run and adds the cost of earlier ones."""
 
-    where: Devices
+    devices: Devices
     gmacs: float
     """Of one image's forward pass, at the size of training."""
     trained_gmacs: float
@@ -48,13 +48,13 @@ class Meter:
 
         All processes must call it together.
         """
-        days = self.where.world * (time.perf_counter() - self.began) / DAY
+        days = self.devices.world * (time.perf_counter() - self.began) / DAY
         sessions = self.before.get("sessions", 0) + 1
         compute = exaflops(self.trained_gmacs, step * self.batch)
         # Without a backward pass, a third.
         features += self.before.get("features_computed", 0)
         compute += exaflops(self.gmacs, features) / 3
-        peak = int(self.where.largest(float(peak_memory(self.where.device))))
+        peak = int(self.devices.largest(float(peak_memory(self.devices.device))))
         spent, earlier = self._joules_spent(), self.before["energy_joules"]
         return {
             "gmacs": self.gmacs,
@@ -71,23 +71,23 @@ class Meter:
         """Joules of all processes' devices in this session; None unless each of them is known."""
         first, now = self.joules_at_first, self.joules()
         spent = 0.0 if first is None or now is None else now - first
-        if self.where.any(first is None or now is None):
+        if self.devices.any(first is None or now is None):
             return None
-        return self.where.total(torch.tensor([spent], dtype=torch.float64)).item()
+        return self.devices.total(torch.tensor([spent], dtype=torch.float64)).item()
 
 
-def start_meter(run: Run, where: Devices, config: Config, model: Classifier) -> Meter:
-    reset_peak(where.device)
-    gmacs = count(model.architecture).gmacs
+def start_meter(run: Run, devices: Devices, config: Config, model: Classifier) -> Meter:
+    reset_peak(devices.device)
+    gmacs = model_cost(model.architecture).gmacs
     frozen = config.train.freeze
     return Meter(
-        where=where,
+        devices=devices,
         gmacs=gmacs,
         trained_gmacs=_head_gmacs(model.head) if frozen else gmacs,
         batch=config.train.batch,
         before=earlier_cost(run.info()),
-        joules=lambda: energy(where.device),
-        joules_at_first=energy(where.device),
+        joules=lambda: energy(devices.device),
+        joules_at_first=energy(devices.device),
     )
 
 

@@ -57,17 +57,17 @@ class Hooks:
         self.note_skipped(batch.broken)
         self.losses.append(loop.loss)
         self.bar.step(counters.step, loop.total_steps, counters.seconds)
-        # Processes may only communicate at steps that all of them know.
-        meeting = counters.step % self.config.system.log_steps == 0 or self.done >= 1
-        if meeting:
+        # Processes may only communicate at steps that all of them agree on.
+        is_sync_step = counters.step % self.config.system.log_steps == 0 or self.done >= 1
+        if is_sync_step:
             self._log(loop)
         pause = time.perf_counter()
         evaluations = self.config.train.evaluations
         before, now = (int(x * evaluations + 1e-9) for x in (done_before, self.done))
         if now > before and self.data.val is not None:
             self.validate(loop)
-        stopping = self._is_stopping(loop, meeting)
-        if now > before or stopping or self._checkpoint_due(loop, meeting):
+        stopping = self._is_stopping(loop, is_sync_step)
+        if now > before or stopping or self._checkpoint_due(loop, is_sync_step):
             self.save(loop)
         # Validation and writing are not training: the speed leaves them out.
         self.logged += time.perf_counter() - pause
@@ -111,7 +111,6 @@ class Hooks:
     def _log(self, loop: Loop) -> None:
         loop.check_finite()
         counters = loop.state.counters
-        loop.loss = torch.stack(self.losses).mean()
         loop.devices.synchronize()
         now = time.perf_counter()
         speed = len(self.losses) * loop.batch / max(now - self.logged, 1e-9)
@@ -121,7 +120,7 @@ class Hooks:
             "step": counters.step,
             "epoch": self._epoch(loop),
             "seconds": round(counters.seconds, 3),
-            **loop.metrics(),
+            **loop.metrics(torch.stack(self.losses).mean()),
             "images_per_second": round(speed, 1),
             # The backward pass costs twice the forward pass.
             "mfu": round(3 * self.flops_per_image * speed / peak, 4) if peak else None,
@@ -137,7 +136,7 @@ class Hooks:
         return round(loop.state.counters.step * loop.batch / images, 4)
 
     def validate(self, loop: Loop) -> None:
-        """Evaluates on val, and saves the model where it is the best so far."""
+        """Evaluates on val; with `train.keep=best`, saves the model if it is the best so far."""
         loop.check_finite()
         counters, train = loop.state.counters, self.config.train
         balanced = train.class_weights == "balanced"
@@ -166,7 +165,7 @@ class Hooks:
             line += f"  best {100 * counters.best['top1']:.2f} %"
         self.run.say(line + "  *" * better)
 
-    def _is_stopping(self, loop: Loop, meeting: bool) -> bool:
+    def _is_stopping(self, loop: Loop, is_sync_step: bool) -> bool:
         """Whether to end early: by a signal, or because val no longer improves."""
         counters, patience = loop.state.counters, self.config.train.patience
         if patience and counters.since_best >= patience and self.done < 1:
@@ -174,19 +173,19 @@ class Hooks:
             return True
         if loop.devices.world == 1:
             return bool(self.stop_signal)
-        if meeting and loop.devices.any(bool(self.stop_signal)):
+        if is_sync_step and loop.devices.any(bool(self.stop_signal)):
             self.stop_signal = self.stop_signal or "SIGTERM"
             return True
         return False
 
-    def _checkpoint_due(self, loop: Loop, meeting: bool) -> bool:
+    def _checkpoint_due(self, loop: Loop, is_sync_step: bool) -> bool:
         system = self.config.system
         if self.done >= 1:
             return True
         if system.checkpoint_steps:
             return loop.state.counters.step % system.checkpoint_steps == 0
         late = time.perf_counter() - self.saved > 60 * system.checkpoint_minutes
-        return meeting and loop.devices.any(late)
+        return is_sync_step and loop.devices.any(late)
 
     def save(self, loop: Loop) -> None:
         """Writes last.pt, unless the loss is no longer a number."""
@@ -205,7 +204,7 @@ class Hooks:
 
 
 def score(metrics: Mapping[str, Any], balanced: bool = False) -> tuple[float, float]:
-    """What the best evaluation has most of: accuracy, then the least loss, since a small val split
+    """Sort key for the best evaluation: highest accuracy, then lowest loss, since a small val split
     often ties on accuracy. Without labels there is only the loss.
 
     With class weights, accuracy is balanced accuracy: weighted training gives up correct

@@ -26,62 +26,62 @@ NO_VAL_IMAGE = "no image of val can be decoded; `vitrail data --check` lists the
 class ImageInputs:
     """Augmented batches of train, and how val is read."""
 
-    def __init__(self, model: Classifier, data: Splits, config: Config, where: Devices) -> None:
+    def __init__(self, model: Classifier, data: Splits, config: Config, devices: Devices) -> None:
         assert isinstance(model.preprocess, Preprocessing)
         self.preprocessing = model.preprocess
-        self.data, self.config, self.where = data, config, where
+        self.data, self.config, self.devices = data, config, devices
         source, augment = data.part("train"), config.augment
         of_batches = ("mixup", "cutmix", "mixed")
         options = {key: value for key, value in vars(augment).items() if key not in of_batches}
         transform = training_transform(self.preprocessing, **options)
         self.dataset = Augmented(source, transform, config.seed)
         mixing = bool(augment.mixup or augment.cutmix)
-        self.share = process_share(source.targets, source.blocks, config, where, mixing)
+        self.share = process_share(source.targets, source.blocks, config, devices, mixing)
 
     def batches(self, start: int) -> Iterator[TrainingBatch]:
         """From a step on, without end."""
         return training_batches(
             self.dataset,
             replace(self.share, start=start),
-            workers=decoding_workers(self.config, self.where),
-            device=self.where.device,
+            workers=decoding_workers(self.config, self.devices),
+            device=self.devices.device,
         )
 
     def val_options(self) -> dict[str, Any]:
         """How val is read: for `predict_dataset`."""
-        batch = evaluation_batch(self.config, self.where)
+        batch = evaluation_batch(self.config, self.devices)
         # Processes take longer to start than a few batches take to decode.
-        few = len(self.data.part("val").targets) // (batch * self.where.world)
-        return {"batch": batch, "workers": min(decoding_workers(self.config, self.where), few)}
+        few = len(self.data.part("val").targets) // (batch * self.devices.world)
+        return {"batch": batch, "workers": min(decoding_workers(self.config, self.devices), few)}
 
 
 def process_share(
     targets: Int[np.ndarray, " n"],
     blocks: Int[np.ndarray, " n"],
     config: Config,
-    where: Devices,
+    devices: Devices,
     mixing: bool = False,
 ) -> Share:
     """This process's share of each batch, in the order that the seed gives."""
     batch = config.train.batch
-    if batch % where.world:
-        raise VitrailError(f"train.batch = {batch} cannot be shared by {where.world} processes")
+    if batch % devices.world:
+        raise VitrailError(f"train.batch = {batch} cannot be shared by {devices.world} processes")
     stream = Stream(targets, blocks, config.seed, config.data.sampling == "balanced")
-    return Share(stream, batch, where.rank, where.world, start=0, mixing=mixing)
+    return Share(stream, batch, devices.rank, devices.world, start=0, mixing=mixing)
 
 
-def decoding_workers(config: Config, where: Devices) -> int:
+def decoding_workers(config: Config, devices: Devices) -> int:
     """Processes that decode: all cores beside a GPU, none where the cores compute as well."""
     if config.system.workers >= 0:
         return config.system.workers
-    if where.device.type != "cuda":
+    if devices.device.type != "cuda":
         return 0
-    return max(1, cores() // min(where.world, torch.cuda.device_count()))
+    return max(1, cores() // min(devices.world, torch.cuda.device_count()))
 
 
-def evaluation_batch(config: Config, where: Devices) -> int:
+def evaluation_batch(config: Config, devices: Devices) -> int:
     """Images at a time without gradients."""
-    share = config.train.batch // where.world
+    share = config.train.batch // devices.world
     return max(1, min(config.system.microbatch or share, share, 128))
 
 

@@ -73,7 +73,7 @@ class Loop:
             group["lr"] = self.lr * group.get("scale", 1.0)
         self._compute_gradients(batch)
         state.scaler.unscale_(state.optimizer)
-        self.norm = nn.utils.clip_grad_norm_(state.task.parameters(), self.clip or math.inf)
+        self.norm = nn.utils.clip_grad_norm_(state.wrapped.parameters(), self.clip or math.inf)
         state.scaler.step(state.optimizer)
         state.scaler.update()
         if state.ema is not None:
@@ -105,9 +105,9 @@ class Loop:
             inputs, targets = state.objective.prepare(batch, rows)
             # The outputs of the last replay of a CUDA graph may now be overwritten.
             torch.compiler.cudagraph_mark_step_begin()
-            with sync_gradients(state.task, last=start + part >= share):
+            with sync_gradients(state.wrapped, last=start + part >= share):
                 with devices.autocast():
-                    loss = state.task(inputs, targets).sum() / share
+                    loss = state.wrapped(inputs, targets).sum() / share
                 state.scaler.scale(loss).backward()
             total += loss.detach()
         return total
@@ -139,8 +139,8 @@ class Loop:
                 f"{self.schedule.peak:g}), a longer optim.warmup, or system.precision=bfloat16"
             )
 
-    def metrics(self) -> dict[str, Any]:
-        """Loss, learning rate and gradient norm for a log."""
-        loss = self.devices.mean(self.loss.clone())
+    def metrics(self, loss: Tensor) -> dict[str, Any]:
+        """The mean loss over the processes, learning rate and gradient norm for a log."""
+        loss = self.devices.mean(loss.clone())
         norm = self.norm.full_tensor() if hasattr(self.norm, "full_tensor") else self.norm
         return {"loss": loss.item(), "lr": self.lr, "grad_norm": norm.item()}

@@ -9,11 +9,13 @@ from vitrail.data.opening import in_catalog
 from vitrail.runs import Run
 
 
-def several(
+def summarize_tasks(
     sources: Sequence[str], finals: Mapping[str, Sequence[Run]], absent: Mapping[str, str]
 ) -> dict[str, Any]:
     """The tasks in their order, means of groups and of all; each mean says of how many tasks."""
-    tasks = [task_row(source, finals.get(source, ()), absent.get(source, "")) for source in sources]
+    tasks = [
+        _task_row(source, finals.get(source, ()), absent.get(source, "")) for source in sources
+    ]
     groups: Sequence[str] = ()
     if any(task["group"] for task in tasks):
         from vitrail.vtab.tasks import GROUPS
@@ -28,7 +30,7 @@ def several(
     means = [row["top1"] for row in seeds]
     return {
         "tasks": tasks,
-        "groups": [group_row(group, tasks) for group in groups if of_group(group, tasks)],
+        "groups": [_group_row(group, tasks) for group in groups if _of_group(group, tasks)],
         "seeds": seeds,
         "mean": statistics.fmean(means),
         "std": statistics.stdev(means) if len(means) > 1 else None,
@@ -38,20 +40,20 @@ def several(
     }
 
 
-def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
+def _task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
     """One data set's name, place and scores; `absent` says why there are none."""
     task = known_datasets()[source].task if source in known_datasets() else None
     return {
         "data": source,
         "title": source if task is None else task.title,
         "group": None if task is None else task.group,
-        "images": "" if task is None or absent else whose(source),
+        "images": "" if task is None or absent else image_origin(source),
         "absent": absent,
-        **summary(finals),
+        **seed_summary(finals),
     }
 
 
-def whose(task: str) -> str:
+def image_origin(task: str) -> str:
     """Who drew the 1,000 images of a task."""
     from vitrail.vtab.tasks import brings_thousand, lists_of
 
@@ -66,7 +68,7 @@ def whose(task: str) -> str:
     return "own draw of 1,000"
 
 
-def summary(finals: Sequence[Run]) -> dict[str, Any]:
+def seed_summary(finals: Sequence[Run]) -> dict[str, Any]:
     """Every seed, mean and standard deviation on test."""
     tested = [run.evaluation("test") for run in finals]
     scores = [result["top1"] for result in tested if result]
@@ -81,14 +83,14 @@ def summary(finals: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def of_group(group: str, tasks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _of_group(group: str, tasks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The tasks of a group."""
     return [task for task in tasks if task["group"] == group]
 
 
-def group_row(group: str, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _group_row(group: str, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A group's mean over the tasks that are there, and how many they are."""
-    members = of_group(group, tasks)
+    members = _of_group(group, tasks)
     scores = [task["mean"] for task in members if task["mean"] is not None]
     return {
         "group": group,

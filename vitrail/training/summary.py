@@ -14,42 +14,42 @@ from vitrail.data.check import describe as inspect
 from vitrail.data.dataset import Source, Splits
 from vitrail.devices import Devices
 from vitrail.model import Classifier
-from vitrail.model.variants import name
+from vitrail.model.variants import variant_name
 from vitrail.training.build import planned_steps
-from vitrail.weights.published import count
+from vitrail.weights.published import model_cost
 
 BY_CONTENT = "2:"
 """Prefix of fingerprints that include image contents."""
 
 
-def describe(
+def run_facts(
     config: Config,
     data: Splits,
     model: Classifier,
-    where: Devices,
-    data_fingerprint: str,
+    devices: Devices,
+    fingerprint: str,
 ) -> dict[str, Any]:
-    cost = count(model.architecture)
+    cost = model_cost(model.architecture)
     parts = {"train": data.train, "val": data.val, "test": data.test}
     images = len(data.part("train").targets)
     return {
         "seed": config.seed,
-        "hardware": where.hardware(),
-        "device": str(where.device),
-        "precision": str(where.precision).removeprefix("torch."),
-        "processes": where.world,
+        "hardware": devices.hardware(),
+        "device": str(devices.device),
+        "precision": str(devices.precision).removeprefix("torch."),
+        "processes": devices.world,
         "steps": planned_steps(config, images),
         "data": {
             "name": data.name,
             "classes": len(data.labels),
             "labels": list(data.labels),
             **{key: None if part is None else len(part.targets) for key, part in parts.items()},
-            "fingerprint": data_fingerprint,
+            "fingerprint": fingerprint,
             "warnings": absent_classes(inspect(data).parts) if config.train.uses_labels else [],
             "broken": [],
         },
         "model": {
-            "name": name(model.architecture),
+            "name": variant_name(model.architecture),
             "parameters": cost.parameters,
             "gmacs": cost.gmacs,
             "size": list(model.architecture.size),
@@ -58,7 +58,7 @@ def describe(
     }
 
 
-def fingerprint(source: Source, hashes: UInt64[np.ndarray, " n"] | None = None) -> str:
+def data_fingerprint(source: Source, hashes: UInt64[np.ndarray, " n"] | None = None) -> str:
     """A digest of the names, classes and contents of the images, in order.
 
     Without `hashes`, as in earlier versions, of names and classes only.
@@ -73,7 +73,7 @@ def fingerprint(source: Source, hashes: UInt64[np.ndarray, " n"] | None = None) 
     return f"{BY_CONTENT}{digest.hexdigest()}"
 
 
-def lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:
+def header_lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:
     """For the terminal."""
     data, model, train = info["data"], info["model"], config.train
     counts = [f"{data[part]:,} {part}" for part in ("train", "val", "test") if data[part]]

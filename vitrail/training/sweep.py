@@ -28,14 +28,14 @@ from vitrail.config import (
 )
 from vitrail.console import import_optional, is_main, say
 from vitrail.data.opening import open_parts
-from vitrail.devices import Devices, devices
+from vitrail.devices import Devices, setup_devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
 from vitrail.runs import Run
 from vitrail.training.build import apply_hyperrule
 from vitrail.training.hooks import score
 from vitrail.training.loop import DivergedError
-from vitrail.training.multi_dataset import several, summary
+from vitrail.training.multi_dataset import seed_summary, summarize_tasks
 from vitrail.training.resolve import Settings, comparison_folder, resolve_config
 from vitrail.training.train import inspect_run, train_config
 
@@ -169,7 +169,7 @@ class Sweep:
     out: Path
     device: str
     facts: Mapping[str, Any]
-    where: Devices
+    devices: Devices
 
     def try_point(self, point: Mapping[str, Any], sources: Sequence[str]) -> Trial:
         """Trains with one point of the grid on each data set, without touching test."""
@@ -195,7 +195,7 @@ class Sweep:
         config = self._config(source, point)
         folder = self._existing_folder(self._folder(source) / name, config)
         run = _finished(folder, config)
-        self.where.barrier()  # or a fast process would start what a slow one is still looking for
+        self.devices.barrier()  # or a fast process would start what a slow one is still looking for
         final = config.data.train_on == "train+val"
         if run is not None:
             if final and run.info().get("status") == "failed":
@@ -210,7 +210,7 @@ class Sweep:
             if final:
                 raise
             say(f"failed   {error}")  # a learning rate that is too high is a result too
-        self.where.barrier()
+        self.devices.barrier()
         if Run(folder).info().get("status") == "stopped":
             message = Run(folder).info().get("message")
             raise FailureError(f"{message}; the same command continues from there")
@@ -286,12 +286,15 @@ def _run_sweep(
         raise VitrailError(f"--seeds {seeds}: expected at least one")
     system = config.system
     # One process group for all runs: processes that left it could not find each other again.
-    with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
-        sources, absent = present(config, where, facts.get("changed", ()))
-        if where.main:
-            out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
-        out = where.broadcast(out)
-        protocol = Sweep(config, out, device, facts, where)
+    with (
+        setup_devices(device, system.precision, system.deterministic) as devices,
+        ExitStack() as stack,
+    ):
+        sources, absent = present(config, devices, facts.get("changed", ()))
+        if devices.main:
+            out = stack.enter_context(runs.open_folder(out, numbered))
+        out = devices.broadcast(out)
+        protocol = Sweep(config, out, device, facts, devices)
         trials = [protocol.try_point(point, sources) for point in grid]
         best = chosen(trials)
         finals = {
@@ -305,10 +308,10 @@ def _run_sweep(
             "out": str(out),
         }
         if many:
-            result |= several(config.sweep[_SOURCE], finals, absent)
+            result |= summarize_tasks(config.sweep[_SOURCE], finals, absent)
         else:
-            result |= summary(finals[sources[0]])
-        if where.main:
+            result |= seed_summary(finals[sources[0]])
+        if devices.main:
             write_text(out / "sweep.json", json.dumps(result, indent=2) + "\n")
     return result
 
@@ -327,7 +330,7 @@ def points(config: Config) -> list[dict[str, Any]]:
 
 
 def present(
-    config: Config, where: Devices, changed: Sequence[str]
+    config: Config, devices: Devices, changed: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
     """The data sets that every process can open, and why the others cannot be opened."""
     if _SOURCE not in config.sweep:
@@ -341,7 +344,7 @@ def present(
             raise  # a task must not drop out of the means because its file is damaged
         except FailureError as error:
             found[source] = str(error)
-    found = where.union(found)  # processes with different lists of runs would wait forever
+    found = devices.union(found)  # processes with different lists of runs would wait forever
     absent = {source: found[source] for source in config.sweep[_SOURCE] if source in found}
     for source, reason in absent.items():
         say(f"absent   {source}: {reason}")

@@ -15,12 +15,12 @@ import torch
 
 from vitrail import runs
 from vitrail.config import Config, load_config, to_flat
-from vitrail.console import TrainingBar, count_progress, duration, import_optional, is_main, say
+from vitrail.console import TrainingBar, count_progress, duration, import_optional, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Splits, subset
 from vitrail.data.loader import derive
 from vitrail.data.opening import open_parts
-from vitrail.devices import Devices, choose_device, devices, out_of_memory_error, parallelize
+from vitrail.devices import Devices, choose_device, out_of_memory_error, parallelize, setup_devices
 from vitrail.errors import VitrailError, one_line, out_of_memory
 from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.features import existing_cache, open_cache
@@ -39,10 +39,10 @@ from vitrail.training.loop import Loop
 from vitrail.training.objectives import Objective, build_objective
 from vitrail.training.optim import EMA, build_optimizer
 from vitrail.training.resolve import Settings, resolve_config
-from vitrail.training.summary import BY_CONTENT, describe, fingerprint, lines
+from vitrail.training.summary import BY_CONTENT, data_fingerprint, header_lines, run_facts
 from vitrail.training.tracking import tracker
 from vitrail.weights.load import load, save
-from vitrail.weights.published import count
+from vitrail.weights.published import model_cost
 
 _OTHER_DRAWS = (
     ", not bit-exactly: it was started by a version that drew augmentation and masks differently"
@@ -101,35 +101,37 @@ def train_config(
     `test`, the test split is not touched (a sweep's trial).
     """
     system = config.system
-    with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
+    with (
+        setup_devices(device, system.precision, system.deterministic) as devices,
+        ExitStack() as stack,
+    ):
         data = open_parts(config, (facts or {}).get("changed", ()))
         config = apply_hyperrule(config, data)
-        if where.main:
-            out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
+        if devices.main:
+            out = stack.enter_context(runs.open_folder(out, numbered))
             runs.create(out, config, dict(facts or {}), resume)
-        run = Run(where.broadcast(out), writes=where.main)
+        run = Run(devices.broadcast(out), writes=devices.main)
         try:
-            return _train_and_test(config, data, where, run, test)
+            return _train_and_test(config, data, devices, run, test)
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             memory = isinstance(error, RuntimeError) and out_of_memory(error)
-            shown = out_of_memory_error(where) if memory else error
+            shown = out_of_memory_error(devices) if memory else error
             run.update(status=status, message=str(shown) or type(shown).__name__)
             if memory:
                 raise shown from None
             raise
 
 
-def _train_and_test(config: Config, data: Splits, where: Devices, run: Run, test: bool) -> Run:
+def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, test: bool) -> Run:
     torch.manual_seed(derive(config.seed))
-    keep_head = where.broadcast(_keeps_head(run, config))
+    keep_head = devices.broadcast(_keeps_head(run, config))
     labels = data.labels if config.train.uses_labels else ()
-    model = build_model(config.model, config.data, labels, keep_head)
-    model.activation = "sigmoid" if config.train.objective == "sigmoid" else "softmax"
-    model.activation_checkpointing = config.system.recompute
+    model = build_model(config, labels, keep_head)
     data = _without_trained_on(data, model, config.model.init)
-    skipped = _announce(config, data, model, where, run, keep_head)
-    counters, stop_signal = _fit(config, data, model, where, run, skipped)
+    fingerprint = devices.broadcast(_record_images(data, model, run) if devices.main else "")
+    skipped = _write_header(config, data, model, devices, run, fingerprint, keep_head)
+    counters, stop_signal = _run_training(config, data, model, devices, run, skipped)
     facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
     facts["seconds"] = round(counters.spent, 1)
     if stop_signal:
@@ -138,57 +140,62 @@ def _train_and_test(config: Config, data: Splits, where: Devices, run: Run, test
         command = f"; `{runs.resume_command(run.folder)}` continues it" if test else ""
         run.say(f"{message}; last.pt is written{command}")
         return run
-    where.barrier()
+    devices.barrier()
     began = time.perf_counter()
     if test and config.train.uses_labels and data.test is not None:
-        _evaluate_on_test(config, data, where, run)
+        _evaluate_on_test(config, data, devices, run)
     facts["total_seconds"] = round(counters.spent + time.perf_counter() - began, 1)
     message = ""
     if counters.stopped_early:
-        message = f"stopped early: no better val for {counters.since_best} evaluations"
+        message = f"early stopping: no improvement on val in {counters.since_best} evaluations"
         run.say(message)
     run.update(status="finished", message=message, **facts)
     return run
 
 
-def _announce(
-    config: Config, data: Splits, model: Classifier, where: Devices, run: Run, keep_head: bool
+def _write_header(
+    config: Config,
+    data: Splits,
+    model: Classifier,
+    devices: Devices,
+    run: Run,
+    fingerprint: str,
+    keep_head: bool,
 ) -> dict[str, str]:
     """Writes the facts of the run to run.json and its first lines to the terminal; returns the
     images that earlier sessions could not decode."""
-    print_of_data = where.broadcast(_fingerprint(data, model, run) if where.main else "")
-    facts = describe(config, data, model, where, print_of_data)
+    facts = run_facts(config, data, model, devices, fingerprint)
     facts["model"]["keep_head"] = keep_head
     if run.has_checkpoint():
         _refuse_other_data(run, facts["data"])
     run.update(**facts)
-    for line in lines(config, run.info() | facts, run.folder):
+    for line in header_lines(config, run.info() | facts, run.folder):
         run.say(line)
     return dict(facts["data"]["broken"])
 
 
-def _fit(
+def _run_training(
     config: Config,
     data: Splits,
     model: Classifier,
-    where: Devices,
+    devices: Devices,
     run: Run,
     skipped: dict[str, str],
 ) -> tuple[Counters, str]:
     """Trains, from the beginning or from the last checkpoint; returns the counters and the signal
     that stopped it, if one did."""
-    meter = start_meter(run, where, config, model)
+    meter = start_meter(run, devices, config, model)
     began = time.perf_counter()
-    objective = build_objective(config, model, data, where)
+    objective = build_objective(config, model, data, devices)
     prepared = time.perf_counter() - began
-    state = _train_state(config, objective, where)
-    _resume(state, run, where)
+    state = _train_state(config, objective, devices)
+    _resume(state, run, devices)
     counters = state.counters
     counters.prepared += prepared
     loop = Loop(
         state=state,
         schedule=build_schedule(config, len(data.part("train").targets), counters.prepared),
-        devices=where,
+        devices=devices,
         batch=config.train.batch,
         clip=config.optim.clip,
         seed=config.seed,
@@ -199,7 +206,7 @@ def _fit(
         return meter.read(step, objective.features_computed)
 
     with ExitStack() as stack:
-        tracker_name = config.system.tracker if where.main else "none"
+        tracker_name = config.system.tracker if devices.main else "none"
         track, close = tracker(tracker_name, run.folder, to_flat(config))
         stack.callback(close)
         hooks = Hooks(
@@ -208,8 +215,10 @@ def _fit(
             data=data,
             save_model=partial(_save_model, run, model, state),
             cost=cost,
-            flops_per_image=0.0 if config.train.freeze else 2e9 * count(model.architecture).gmacs,
-            bar=stack.enter_context(TrainingBar(where.main)),
+            flops_per_image=0.0
+            if config.train.freeze
+            else 2e9 * model_cost(model.architecture).gmacs,
+            bar=stack.enter_context(TrainingBar(devices.main)),
             track=track,
             skipped=skipped,
             done=loop.done,
@@ -219,7 +228,7 @@ def _fit(
             # Before and after, nothing needs to be written first.
             stack.enter_context(hooks.watch_signals())
             loop.run(objective.batches(counters.step), hooks)
-    run.record_broken_images(where.union(hooks.skipped))
+    run.record_broken_images(devices.union(hooks.skipped))
     run.update(cost=cost(counters.step))
     if not hooks.stop_signal and (config.train.keep == "last" or counters.best is None):
         with state.averaged():
@@ -227,27 +236,27 @@ def _fit(
     return counters, hooks.stop_signal
 
 
-def _train_state(config: Config, objective: Objective, where: Devices) -> TrainState:
+def _train_state(config: Config, objective: Objective, devices: Devices) -> TrainState:
     """The objective on the devices, its optimizer and its EMA."""
     train, system = config.train, config.system
-    task = parallelize(objective, system.parallel, where)
+    wrapped = parallelize(objective, system.parallel, devices)
     if system.compile and not train.freeze:
-        graphs = system.graphs and where.device.type == "cuda"
+        graphs = system.graphs and devices.device.type == "cuda"
         objective.compiled.compile(mode="reduce-overhead" if graphs else None)
-    float16 = where.precision is torch.float16 and where.device.type == "cuda"
+    float16 = devices.precision is torch.float16 and devices.device.type == "cuda"
     return TrainState(
-        task=task,
+        wrapped=wrapped,
         ema=EMA(objective, train.ema, train.ema_ramp) if train.ema else None,
-        optimizer=build_optimizer(objective, config.optim, where.device),
-        scaler=torch.amp.GradScaler(where.device.type, enabled=float16),
+        optimizer=build_optimizer(objective, config.optim, devices.device),
+        scaler=torch.amp.GradScaler(devices.device.type, enabled=float16),
     )
 
 
-def _resume(state: TrainState, run: Run, where: Devices) -> None:
+def _resume(state: TrainState, run: Run, devices: Devices) -> None:
     """Restores the last checkpoint, if there is one."""
-    if where.any(run.has_checkpoint()):
+    if devices.any(run.has_checkpoint()):
         last, previous = run.checkpoint, run.previous_checkpoint
-        path, tensors, counters, problems = checkpoint.read_newest((last, previous), where)
+        path, tensors, counters, problems = checkpoint.read_newest((last, previous), devices)
         state.restore(tensors, counters, path)
         why = "".join(f"  ({problem}; using {path.name})" for problem in problems)
         exactly = "" if counters.draws == Counters.draws else _OTHER_DRAWS
@@ -274,24 +283,24 @@ def _save_model(run: Run, model: Classifier, state: TrainState) -> None:
     save(copy, run.weights)
 
 
-def _evaluate_on_test(config: Config, data: Splits, where: Devices, run: Run) -> None:
+def _evaluate_on_test(config: Config, data: Splits, devices: Devices, run: Run) -> None:
     """Evaluates the saved model, read back from its file."""
     source = data.part("test")
-    model = load(run.weights).to(where.device)
+    model = load(run.weights).to(devices.device)
     # A frozen run's features serve `fewshot` and `evaluate` afterwards.
     features = (open_cache if config.train.freeze else existing_cache)(
-        model, where.precision, cache_folder()
+        model, devices.precision, cache_folder()
     )
-    predictor = Predictor(model, source.labels, precision=where.precision, cache=features)
-    with count_progress("evaluating test", where.main) as advance:
+    predictor = Predictor(model, source.labels, precision=devices.precision, cache=features)
+    with count_progress("evaluating test", devices.main) as advance:
         result = evaluate_dataset(
             predictor,
             source,
             data=data.name,
             split="test",
             model_name=run.folder.name,
-            batch=evaluation_batch(config, where),
-            workers=decoding_workers(config, where),
+            batch=evaluation_batch(config, devices),
+            workers=decoding_workers(config, devices),
             progress=advance,
         )
     run.write_evaluation("test", result)
@@ -312,21 +321,20 @@ def _without_trained_on(data: Splits, model: Classifier, init: str) -> Splits:
     seen = is_recorded(data.test, recorded)
     if seen.all():
         raise VitrailError(
-            f"model.init = {init} was trained on all {len(seen)} images of test; hold out others"
+            f"model.init = {init} was trained on all {len(seen)} test images; hold out others"
         )
     if not seen.any():
         return data
-    if is_main():
-        say(f"{seen.sum():,} images of test are left out: model.init = {init} was trained on them")
+    say(f"excluded {seen.sum():,} test images that model.init = {init} was trained on")
     return replace(data, test=subset(data.test, ~seen))
 
 
-def _fingerprint(data: Splits, model: Classifier, run: Run) -> str:
-    """Identifies the training images, which are recorded in a new run."""
+def _record_images(data: Splits, model: Classifier, run: Run) -> str:
+    """Reads every training image; a new run records their hashes. Returns their fingerprint."""
     source, resumed = data.part("train"), run.has_checkpoint()
     began = run.info().get("data", {}).get("fingerprint", "")
     if resumed and not began.startswith(BY_CONTENT):
-        return fingerprint(source)  # as the version that started the run did
+        return data_fingerprint(source)  # as the version that started the run did
     with count_progress("reading train") as advance:
         hashes = content_hashes(source, advance)
     if not resumed:
@@ -334,7 +342,7 @@ def _fingerprint(data: Splits, model: Classifier, run: Run) -> str:
         before = runs.training_image_hashes(model.file)
         known = hashes if before is None else np.concatenate([hashes, before])
         run.record_training_images(known)
-    return fingerprint(source, hashes)
+    return data_fingerprint(source, hashes)
 
 
 def _refuse_other_data(run: Run, data: dict[str, Any]) -> None:
@@ -342,7 +350,9 @@ def _refuse_other_data(run: Run, data: dict[str, Any]) -> None:
     began = run.info().get("data", {})
     if began.get("fingerprint", data["fingerprint"]) != data["fingerprint"]:
         then, now = began.get("train"), data["train"]
-        counts = f"{then} then, {now} now" if then != now else f"{now} as now, but not the same"
+        counts = (
+            f"{then} then, {now} now" if then != now else f"{now} both times, but not the same ones"
+        )
         raise VitrailError(
             f"{run.folder} was started with other training images ({counts}); restore them to "
             "resume it, or choose another folder with --out"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.model.variants import name
+from vitrail.model.variants import variant_name
 from vitrail.weights.load import (
     FORMATS,
     Checkpoint,
@@ -62,8 +62,8 @@ class Parity:
         effect = f"none: {numerics}, as before"
         if self.switch:
             effect = (
-                f"{self.target_format} means {numerics}; "
-                f"that alone moves logits by {self.switch:.1e}"
+                f"{self.target_format} implies {numerics}; "
+                f"this alone changes logits by {self.switch:.1e}"
             )
         switch = [f"switch  {effect}"] if self.gelu else []
         return [
@@ -109,7 +109,7 @@ def convert(
         source_format=checkpoint.format,
         target=str(target),
         target_format=to,
-        variant=name(architecture),
+        variant=variant_name(architecture),
         parameters=sum(x.numel() for x in model.parameters()),
         classes=architecture.classes,
         images=_IMAGES,

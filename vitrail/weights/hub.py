@@ -10,10 +10,10 @@ from vitrail.files import (
     RETRIES,
     RetryPolicy,
     damage_error,
+    failure_reason,
     fetch_file,
     hash_mismatch,
     host_of,
-    reason_of,
 )
 from vitrail.weights.read import WEIGHTS
 
@@ -124,6 +124,6 @@ class _Repository:
                 f"{self.name} on {host} has no revision '{self.revision}'; check its branches"
             )
         return FailureError(
-            f"cannot fetch {file} of {self.name} from {host} ({reason_of(error)}) and it is not in "
-            "the hub's cache; connect, or download the repository elsewhere and give its path"
+            f"cannot fetch {file} of {self.name} from {host} ({failure_reason(error)}), and it is "
+            "not in the hub's cache; go online, or download the repository and give its path"
         )

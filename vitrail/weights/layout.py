@@ -20,7 +20,7 @@ from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model.positions import Interpolation, sincos
 from vitrail.model.resnet import ResNetArchitecture
-from vitrail.model.variants import SIZES, Architecture, name
+from vitrail.model.variants import SIZES, Architecture, variant_name
 from vitrail.model.vit import ViTArchitecture, grid_for, stride_of
 from vitrail.weights.read import Contents
 
@@ -78,7 +78,7 @@ class Format:
         if isinstance(a, self.resnet):
             return ""
         if not isinstance(a, ViTArchitecture):
-            return f"{self.owner} has no {name(a)}"
+            return f"{self.owner} has no {variant_name(a)}"
         reasons = self.lacks(a) | {
             "axial attention": a.axial,
             f"{a.positions} positions": a.positions in ("factorized", "relative"),

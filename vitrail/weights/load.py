@@ -14,10 +14,10 @@ from torchvision.models import ResNet50_Weights
 from vitrail.console import say
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.model import Architecture, Classifier, build, describe
+from vitrail.model import Architecture, Classifier, build, parse_variant
 from vitrail.model.classifier import Activation, as_size
 from vitrail.model.positions import Interpolation, resize_grid, resize_line
-from vitrail.model.variants import name
+from vitrail.model.variants import variant_name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights import native
 from vitrail.weights.google import GOOGLE
@@ -131,7 +131,9 @@ def open_checkpoint(
     path, published = resolve(source)
     if published is not None:
         size = published.size if size is None else size
-        heads = heads or getattr(describe(published.variant, **published.options), "heads", None)
+        heads = heads or getattr(
+            parse_variant(published.variant, **published.options), "heads", None
+        )
     size = None if size is None else as_size(size)
     checkpoint = read_checkpoint(path, size, heads=heads, gelu=gelu)
     if checkpoint.assumed:
@@ -183,7 +185,7 @@ def to_model(checkpoint: Checkpoint) -> Classifier:
 def _with_options(checkpoint: Checkpoint, options: dict[str, Any]) -> Checkpoint:
     architecture = checkpoint.architecture
     if not isinstance(architecture, ViTArchitecture):
-        raise VitrailError(f"{name(architecture)} takes no {', '.join(options)}")
+        raise VitrailError(f"{variant_name(architecture)} takes no {', '.join(options)}")
     if wrong := set(options) - _OPTIONS:
         raise VitrailError(f"cannot change {', '.join(sorted(wrong))} of trained weights")
     return replace(checkpoint, architecture=replace(architecture, **options))
@@ -283,7 +285,11 @@ def _check_heads(contents: Contents, architecture: Architecture) -> None:
     """Stop if the user gives another number of heads than the file itself has."""
     heads = getattr(architecture, "heads", None)
     if contents.heads not in (None, heads):
-        has = f"has {heads} heads" if heads else f"is a {name(architecture)}, which has no heads"
+        has = (
+            f"has {heads} heads"
+            if heads
+            else f"is a {variant_name(architecture)}, which has no heads"
+        )
         raise VitrailError(f"{contents.path} {has}; leave heads = {contents.heads} out")
 
 
@@ -295,7 +301,7 @@ def _assumption(contents: Contents, a: Architecture, unstated: Collection[Unstat
         "gelu": "" if contents.gelu else f"the {getattr(a, 'gelu', '')} GELU",
         "pool": f"{'class-token' if getattr(a, 'pool', '') == 'class' else 'mean'} pooling",
         "rotary": "no rotary positions, as DeiT-III and unlike timm's rope models",
-        "antialiasing": f"torchvision's {name(a)}, not timm's resnetaa or resnetblur",
+        "antialiasing": f"torchvision's {variant_name(a)}, not timm's resnetaa or resnetblur",
     }
     assumed = {what: words[what] for what in unstated if words[what]}
     if not assumed:
@@ -352,7 +358,7 @@ def to_contents(model: Classifier, path: Path, to: FormatName) -> Contents:
     if (path.suffix == ".npz") != (to == "google"):
         raise VitrailError(f"{to} checkpoints are {target.suffix or 'folders'}, not '{path.name}'")
     if reason := target.refusal(model.architecture):
-        raise VitrailError(f"cannot write {name(model.architecture)} for {to}: {reason}")
+        raise VitrailError(f"cannot write {variant_name(model.architecture)} for {to}: {reason}")
     architecture, tensors = target.adapt(model.architecture, tensors)
     matched = _match_table(target, architecture, tensors)
     config, preprocessor = target.sidecars(model)

@@ -114,16 +114,18 @@ def listing(pattern: str = "") -> list[dict[str, Any]]:
 
 def architectures() -> dict[str, "Architecture"]:
     """The named variants at 224 pixels and 1,000 classes, and every published checkpoint."""
-    from vitrail.model.variants import NAMED, describe
+    from vitrail.model.variants import NAMED, parse_variant
 
-    named = {name: describe(name) for name in NAMED}
+    named = {name: parse_variant(name) for name in NAMED}
     for row in NAMES.values():
-        named[row.name] = describe(row.variant, size=row.size, classes=row.classes, **row.options)
+        named[row.name] = parse_variant(
+            row.variant, size=row.size, classes=row.classes, **row.options
+        )
     return named
 
 
 @cache
-def count(architecture: "Architecture") -> Cost:
+def model_cost(architecture: "Architecture") -> Cost:
     """Parameters, multiply-accumulates and tokens for one image, counted on the meta device."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -142,7 +144,9 @@ def count(architecture: "Architecture") -> Cost:
 
 
 def _write_costs() -> None:
-    costs = {name: asdict(count(architecture)) for name, architecture in architectures().items()}
+    costs = {
+        name: asdict(model_cost(architecture)) for name, architecture in architectures().items()
+    }
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(cost)}" for name, cost in costs.items())
     Path(str(COSTS)).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 

@@ -8,8 +8,7 @@ from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessin
 from vitrail.errors import VitrailError, one_line
 from vitrail.model.classic import ClassicArchitecture
 from vitrail.model.resnet import ResNetArchitecture
-from vitrail.model.variants import Architecture
-from vitrail.model.variants import name as variant_name
+from vitrail.model.variants import Architecture, variant_name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.layout import (
     POINTWISE,

@@ -5,7 +5,7 @@ import re
 from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from vitrail.errors import VitrailError, one_line
 from vitrail.model.classic import ClassicArchitecture, Depth
-from vitrail.model.variants import Architecture, name
+from vitrail.model.variants import Architecture, variant_name
 from vitrail.model.vit import ViTArchitecture
 from vitrail.weights.layout import (
     Format,
@@ -187,7 +187,9 @@ def _published_like(contents: Contents, a: Architecture) -> Published | None:
     """The published file of this name; else one of this shape, if all such are evaluated alike."""
     rows = [row for row in PUBLISHED if row.source.startswith("https://download.pytorch.org/")]
     named = [row for row in rows if row.source.endswith(f"/{contents.path.name}")]
-    shaped = [row for row in rows if (row.variant, (row.size, row.size)) == (name(a), a.size)]
+    shaped = [
+        row for row in rows if (row.variant, (row.size, row.size)) == (variant_name(a), a.size)
+    ]
     if named or len({(row.crop, row.interpolation) for row in shaped}) == 1:
         return (named or shaped)[0]
     return None

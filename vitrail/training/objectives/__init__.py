@@ -15,7 +15,7 @@ from vitrail.training.objectives.masked import MaskedPatches
 __all__ = ["Objective", "build_objective"]
 
 
-def build_objective(config: Config, model: Classifier, data: Splits, where: Devices) -> Objective:
+def build_objective(config: Config, model: Classifier, data: Splits, devices: Devices) -> Objective:
     """The objective of the settings, with the model inside and the data to train it on."""
     train = config.train
     model.train()
@@ -24,12 +24,12 @@ def build_objective(config: Config, model: Classifier, data: Splits, where: Devi
             model,
             target=train.masked,
             share=train.masked_share,
-            inputs=ImageInputs(model, data, config, where),
+            inputs=ImageInputs(model, data, config, devices),
         )
     options: dict[str, Any] = {"kind": train.objective, "label_smoothing": train.label_smoothing}
     if train.class_weights == "balanced":
         options["class_weights"] = balanced_weights(data.part("train"))
     if train.freeze:
-        return LinearProbe(model, data, config, where, **options)
-    inputs = ImageInputs(model, data, config, where)
+        return LinearProbe(model, data, config, devices, **options)
+    inputs = ImageInputs(model, data, config, devices)
     return Classification(model, len(data.labels), **options, inputs=inputs)

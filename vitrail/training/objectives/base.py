@@ -7,7 +7,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.loader import TrainingBatch
-from vitrail.training.inputs import ImageInputs
 
 
 class Objective(nn.Module):
@@ -19,7 +18,8 @@ class Objective(nn.Module):
 
     model: Any
     """What is trained."""
-    inputs: ImageInputs | None = None
+    inputs: Any = None
+    """The `ImageInputs` it is trained on; None for a linear probe, which is trained on features."""
     skipped: Sequence[tuple[str, str]] = ()
     """Images that could not be decoded before the first step, and the reason."""
     features_computed: int = 0
@@ -27,7 +27,6 @@ class Objective(nn.Module):
 
     def batches(self, start: int) -> Iterator[TrainingBatch]:
         """The batches of this process from a step on, without end."""
-        assert self.inputs is not None
         return self.inputs.batches(start)
 
     def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:

@@ -52,15 +52,13 @@ class Classification(Objective):
         smooth = truth * (1 - self.label_smoothing) + self.label_smoothing / self.classes
         if self.kind == "softmax":
             losses = -(smooth * logits.log_softmax(-1)).sum(-1)
-        else:
-            # Summed over the classes, as in the reference code.
+        else:  # sigmoid, summed over the classes, as in the reference code
             losses = F.binary_cross_entropy_with_logits(logits, smooth, reduction="none").sum(-1)
         weights = self.class_weights
         return losses if weights is None else losses * (truth @ weights)
 
     def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
         """Normalized pixels, mixed where the settings say so."""
-        assert self.inputs is not None
         config, pre = self.inputs.config, self.inputs.preprocessing
         mixup, cutmix, share = config.augment.mixup, config.augment.cutmix, config.augment.mixed
         if not (mixup or cutmix):
@@ -82,13 +80,12 @@ class Classification(Objective):
 
     def validate(self) -> dict[str, Any]:
         """Loss, top-1, top-5 and balanced accuracy on val."""
-        assert self.inputs is not None
-        inputs, where = self.inputs, self.inputs.where
+        inputs, devices = self.inputs, self.inputs.devices
         val = inputs.data.part("val")
         predictions, skipped = predict_dataset(
-            Predictor(self.model, val.labels, precision=where.precision),
+            Predictor(self.model, val.labels, precision=devices.precision),
             val,
-            progress=log_progress("evaluating val", where.main),
+            progress=log_progress("evaluating val", devices.main),
             **inputs.val_options(),
         )
         reshard(self.model)

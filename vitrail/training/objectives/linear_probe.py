@@ -28,21 +28,21 @@ class LinearProbe(Classification):
     """Cross-entropy of a head on features of train and val without augmentation."""
 
     def __init__(
-        self, model: Classifier, data: Splits, config: Config, where: Devices, **options: Any
+        self, model: Classifier, data: Splits, config: Config, devices: Devices, **options: Any
     ) -> None:
-        model.to(where.device).eval().requires_grad_(False)
+        model.to(devices.device).eval().requires_grad_(False)
         assert model.head is not None
         model.head.requires_grad_(True)
         super().__init__(model.head, len(data.labels), **options)
-        cached = open_cache(model, where.precision, cache_folder())
+        cached = open_cache(model, devices.precision, cache_folder())
 
         def features_of(source: Source, split: str) -> Features:
-            with count_progress(f"features of {split}", where.main) as advance:
+            with count_progress(f"features of {split}", devices.main) as advance:
                 return extract(
                     model,
                     source,
-                    precision=where.precision,
-                    workers=decoding_workers(config, where),
+                    precision=devices.precision,
+                    workers=decoding_workers(config, devices),
                     cache=cached,
                     progress=advance,
                 )
@@ -50,12 +50,15 @@ class LinearProbe(Classification):
         train = features_of(data.part("train"), "train")
         self.val = None if data.val is None else features_of(data.val, "val")
         self.skipped = train.skipped + (() if self.val is None else self.val.skipped)
-        self.features_computed = int(where.total(torch.tensor([cached.computed])).item())
-        self.device, self.activation = where.device, model.activation
+        self.features_computed = int(devices.total(torch.tensor([cached.computed])).item())
+        self.device, self.activation = devices.device, model.activation
         targets = train.targets.numpy()
-        self.share = process_share(targets, np.zeros_like(targets), config, where)
+        self.share = process_share(targets, np.zeros_like(targets), config, devices)
         # Small enough to be on the device as a whole.
-        self.vectors, self.targets = train.vectors.to(where.device), train.targets.to(where.device)
+        self.vectors, self.targets = (
+            train.vectors.to(devices.device),
+            train.targets.to(devices.device),
+        )
 
     def batches(self, start: int) -> Iterator[TrainingBatch]:
         share = replace(self.share, start=start)

@@ -107,7 +107,6 @@ class MaskedPatches(Objective):
 
     def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
         """Normalized pixels, and the noise that decides which patches are masked."""
-        assert self.inputs is not None
         images = normalize(batch.images[rows], self.inputs.preprocessing)
         first, last = batch.first + rows.start, batch.first + rows.stop
         positions = torch.arange(first, last, device=images.device)
@@ -116,26 +115,25 @@ class MaskedPatches(Objective):
 
     def validate(self) -> dict[str, Any]:
         """The loss on val; without labels there is no accuracy."""
-        assert self.inputs is not None
-        where, val = self.inputs.where, self.inputs.data.part("val")
+        devices, val = self.inputs.devices, self.inputs.data.part("val")
         images = ImageBatches(
             val,
             self.inputs.preprocessing,
-            where.device,
-            progress=log_progress("evaluating val", where.main),
+            devices.device,
+            progress=log_progress("evaluating val", devices.main),
             **self.inputs.val_options(),
         )
         losses = torch.zeros(2, dtype=torch.float64)
-        with eval_mode(self), torch.no_grad(), where.autocast():
+        with eval_mode(self), torch.no_grad(), devices.autocast():
             for part in images:
                 indices = part.indices if len(part.indices) else torch.tensor([0])
                 # The same patches in every evaluation.
-                noise = draw(0, indices.to(where.device, non_blocking=True), self.patches)
-                loss = self(part.pixels.to(where.device, non_blocking=True), noise)
+                noise = draw(0, indices.to(devices.device, non_blocking=True), self.patches)
+                loss = self(part.pixels.to(devices.device, non_blocking=True), noise)
                 n = len(part.indices)
                 losses += torch.tensor([loss[:n].double().sum().item(), n])
         reshard(self)
-        total, n = where.total(losses).tolist()
+        total, n = devices.total(losses).tolist()
         if not n:
             raise VitrailError(NO_VAL_IMAGE)
         skipped = [(val.names[index], reason) for index, reason in images.skipped]
