@@ -52,7 +52,7 @@ def select_images(model: Classifier, data: str | Path, split: str = "") -> Selec
     divided = None if split == "all" else split_as_trained(model, original)
     source = reduce(Joined, every_split) if divided is None else divided.part(split)
     if recorded is not None:
-        trained_on = _trained_on(source, divided and divided.train, split, recorded)
+        trained_on = _trained_on(source, divided.train if divided else None, split, recorded)
     else:  # only the settings of the training run are known
         retrained = is_own and model.training_data.get("train_on") == "train+val"
         trained_on = np.full(len(source.targets), split == "val" and retrained)
