@@ -528,7 +528,7 @@ def test_holding_out_what_the_data_brings_is_refused_where_it_is_given(photos, t
         "data.test": {"data.test": 0.3},
         "data.split": {"data.split": "stratified"},
     }.items():
-        refused = rf"^{name}=.* has no effect: photos comes with .*; remove {name}$"
+        refused = rf"^{name}=.* has no effect: photos already has .*; remove {name}$"
         with pytest.raises(VitrailError, match=refused):
             inspect_dataset(tmp_path / "photos", CheckOptions(), settings)
         with pytest.raises(VitrailError, match=refused):

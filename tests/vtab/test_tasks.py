@@ -10,7 +10,7 @@ from tests.data.pictures import contents, write
 from vitrail.config import DATASET_SETTINGS, load_config
 from vitrail.data.catalog import known_datasets, open_named
 from vitrail.data.dataset import ArraySource, Splits
-from vitrail.data.opening import open_data, open_parts
+from vitrail.data.opening import open_data, open_run_data
 from vitrail.errors import FailureError, VitrailError
 from vitrail.vtab import tasks as vtab
 
@@ -41,7 +41,7 @@ BROUGHT = {
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
     """Where data sets lie; nothing can be fetched."""
-    vtab.tell_once.cache_clear()
+    vtab.say_once.cache_clear()
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
@@ -184,7 +184,7 @@ def test_of_one_list_of_a_thousand_two_hundred_are_val(place, capsys):
 def test_retraining_takes_the_800_and_the_200(place):
     write_lists(place / "vtab" / "dtd", classes=47)
     config = load_config(None, ["data.source=vtab/dtd", "data.train_on=train+val"])
-    assert len(open_parts(config).train.targets) == 1000
+    assert len(open_run_data(config).train.targets) == 1000
 
 
 def test_lists_of_another_task_are_told_apart(place):

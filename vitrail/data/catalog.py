@@ -15,18 +15,18 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache as cached
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vitrail.console import import_optional
 from vitrail.data.dataset import (
     ArraySource,
     Source,
     Splits,
-    positions,
+    hash_fractions,
     stable_name,
     stratified,
     subset,
@@ -56,11 +56,14 @@ def from_torchvision(kind: str, splits: _Arguments, name: str, folder: Path) -> 
     from torchvision import datasets
 
     make = getattr(datasets, kind)
-    sources = {split: source_of(get(make, given, name, folder)) for split, given in splits.items()}
+    sources = {
+        split: source_of(load_torchvision(make, given, name, folder))
+        for split, given in splits.items()
+    }
     return Splits(name=name, **sources)
 
 
-def get(make: Any, arguments: Mapping[str, Any], name: str, folder: Path) -> Any:
+def load_torchvision(make: Any, arguments: Mapping[str, Any], name: str, folder: Path) -> Any:
     """torchvision's dataset, downloaded if necessary."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +150,7 @@ def _digits(name: str, folder: Path) -> Splits:
     targets = table[:, -1]
     names = [f"{target}/{index}" for index, target in enumerate(targets)]
     source = ArraySource(tuple("0123456789"), targets, names, pixels)
-    test = stratified(positions(names), targets, 0.2, 0.0)["test"]
+    test = stratified(hash_fractions(names), targets, 0.2, 0.0)["test"]
     return Splits(name=name, train=subset(source, ~test), test=subset(source, test))
 
 
@@ -248,7 +251,7 @@ class CatalogEntry:
     """The benchmark's task, with its `title` and `group`."""
 
 
-def tv(kind: str, splits: _Arguments) -> Callable[[str, Path], Splits]:
+def torchvision_dataset(kind: str, splits: _Arguments) -> Callable[[str, Path], Splits]:
     """How torchvision's class of that name gets the data."""
     return partial(from_torchvision, kind, splits)
 
@@ -263,30 +266,45 @@ _IMAGENET_V2 = partial(
     "imagenetv2-matched-frequency.tar.gz",
 )
 
-_FLOWERS102 = tv("Flowers102", TWO)
+_FLOWERS102 = torchvision_dataset("Flowers102", TWO)
 
 _ENTRIES: dict[str, tuple[Any, ...]] = {
     "digits": ("handwritten digits, 8 px", 10, 1_797, _digits, "scikit-learn"),
-    "mnist": ("handwritten digits, 28 px", 10, 70_000, tv("MNIST", FLAG)),
-    "fashion_mnist": ("clothes, 28 px", 10, 70_000, tv("FashionMNIST", FLAG)),
-    "kmnist": ("Japanese letters, 28 px", 10, 70_000, tv("KMNIST", FLAG)),
-    "svhn": ("house numbers, 32 px", 10, 99_289, tv("SVHN", TWO)),
-    "cifar10": ("objects, 32 px", 10, 60_000, tv("CIFAR10", FLAG)),
-    "cifar100": ("objects, 32 px", 100, 60_000, tv("CIFAR100", FLAG)),
-    "stl10": ("objects, 96 px", 10, 13_000, tv("STL10", TWO)),
+    "mnist": ("handwritten digits, 28 px", 10, 70_000, torchvision_dataset("MNIST", FLAG)),
+    "fashion_mnist": ("clothes, 28 px", 10, 70_000, torchvision_dataset("FashionMNIST", FLAG)),
+    "kmnist": ("Japanese letters, 28 px", 10, 70_000, torchvision_dataset("KMNIST", FLAG)),
+    "svhn": ("house numbers, 32 px", 10, 99_289, torchvision_dataset("SVHN", TWO)),
+    "cifar10": ("objects, 32 px", 10, 60_000, torchvision_dataset("CIFAR10", FLAG)),
+    "cifar100": ("objects, 32 px", 100, 60_000, torchvision_dataset("CIFAR100", FLAG)),
+    "stl10": ("objects, 96 px", 10, 13_000, torchvision_dataset("STL10", TWO)),
     "flower_photos": ("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", _every_fifth),
     "flowers102": ("flowers (Oxford)", 102, 7_169, _FLOWERS102, "torchvision", _without_val),
-    "pets": ("cats and dogs by breed (Oxford-IIIT)", 37, 7_349, tv("OxfordIIITPet", PETS)),
-    "food101": ("dishes", 101, 101_000, tv("Food101", TWO)),
-    "dtd": ("textures", 47, 5_640, tv("DTD", THREE)),
-    "eurosat": ("land use from space, 64 px", 10, 27_000, tv("EuroSAT", WHOLE)),
-    "caltech101": ("objects", 101, 8_677, tv("Caltech101", WHOLE)),
-    "sun397": ("scenes", 397, 108_754, tv("SUN397", WHOLE)),
-    "gtsrb": ("German traffic signs", 43, 39_270, tv("GTSRB", TWO)),
-    "country211": ("photographs by country", 211, 63_300, tv("Country211", VALID)),
-    "fgvc_aircraft": ("aircraft by variant", 100, 10_000, tv("FGVCAircraft", THREE)),
-    "stanford_cars": ("cars by model", 196, 16_185, tv("StanfordCars", TWO)),
-    "imagenette": ("ten classes of ImageNet", 10, 13_394, tv("Imagenette", VAL_IS_TEST)),
+    "pets": (
+        "cats and dogs by breed (Oxford-IIIT)",
+        37,
+        7_349,
+        torchvision_dataset("OxfordIIITPet", PETS),
+    ),
+    "food101": ("dishes", 101, 101_000, torchvision_dataset("Food101", TWO)),
+    "dtd": ("textures", 47, 5_640, torchvision_dataset("DTD", THREE)),
+    "eurosat": ("land use from space, 64 px", 10, 27_000, torchvision_dataset("EuroSAT", WHOLE)),
+    "caltech101": ("objects", 101, 8_677, torchvision_dataset("Caltech101", WHOLE)),
+    "sun397": ("scenes", 397, 108_754, torchvision_dataset("SUN397", WHOLE)),
+    "gtsrb": ("German traffic signs", 43, 39_270, torchvision_dataset("GTSRB", TWO)),
+    "country211": ("photographs by country", 211, 63_300, torchvision_dataset("Country211", VALID)),
+    "fgvc_aircraft": (
+        "aircraft by variant",
+        100,
+        10_000,
+        torchvision_dataset("FGVCAircraft", THREE),
+    ),
+    "stanford_cars": ("cars by model", 196, 16_185, torchvision_dataset("StanfordCars", TWO)),
+    "imagenette": (
+        "ten classes of ImageNet",
+        10,
+        13_394,
+        torchvision_dataset("Imagenette", VAL_IS_TEST),
+    ),
     "imagenet": ("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", _imagenet),
     "imagenet21k": ("all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"),
     "imagenet_v2": ("new test images", 1_000, 10_000, _IMAGENET_V2, "its authors", _all_test),
@@ -298,12 +316,8 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
 def known_datasets() -> dict[str, CatalogEntry]:
     """The catalog, with the tasks of VTAB if that package is installed."""
     entries = {name: CatalogEntry(*fields) for name, fields in _ENTRIES.items()}
-    try:
-        return entries | import_module("vitrail.vtab.tasks").entries()
-    except ModuleNotFoundError as error:
-        if error.name not in ("vitrail.vtab", "vitrail.vtab.tasks"):
-            raise
-        return entries
+    vtab = import_optional("vtab.tasks")
+    return entries if vtab is None else entries | vtab.entries()
 
 
 def data_folder() -> Path:
@@ -317,7 +331,7 @@ def open_named(name: str) -> Splits:
     entry, folder = known_datasets()[name], data_folder()
     data = entry.lists(name, folder) if entry.lists is not None else None
     if data is None:
-        data = here(folder / name, entry)
+        data = open_local(folder / name, entry)
     if data is None:
         if entry.fetch is None:
             raise FailureError(
@@ -342,7 +356,7 @@ def _classes_in(folder: Path) -> int:
     return len(sub_folders(folder / next(iter(parts_of(folder).values()), "")))
 
 
-def here(folder: Path, entry: CatalogEntry) -> Splits | None:
+def open_local(folder: Path, entry: CatalogEntry) -> Splits | None:
     """The data in its own folder. torchvision unpacks into folders of these names as well: they
     are recognized by the number of classes."""
     if not folder.is_dir():

@@ -22,7 +22,7 @@ from vitrail.errors import FailureError, VitrailError
 
 SplitMethod = Literal["hash", "stratified", "hash alone"]
 """`hash alone` is how earlier versions split: a small class could be missing from a split."""
-_At = Float[np.ndarray, " n"]
+_Fractions = Float[np.ndarray, " n"]
 """The hashes of names, from 0 to 1."""
 _HeldOut = dict[str, Bool[np.ndarray, " n"]]
 """Which images go to val and to test."""
@@ -241,9 +241,10 @@ def sort_classes(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(unique))
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first few names of a list."""
-    return ", ".join(f"'{name}'" for name in names[:5]) + (", …" if len(names) > 5 else "")
+def listed(names: Sequence[str], most: int = 5, quote: str = "'") -> str:
+    """`'a', 'b'`, or `'a', 'b', 'c', 'd', 'e' and 12 more`."""
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(f"{quote}{name}{quote}" for name in names[:most]) + rest
 
 
 def pack_strings(strings: Iterable[str]) -> UInt8[np.ndarray, " bytes"]:
@@ -266,7 +267,7 @@ def hold_out(data: Splits, *, val: float, test: float, how: SplitMethod) -> Spli
             f"data.val={val:g} and data.test={test:g} leave nothing to train on; "
             "choose fractions that sum to less than 1"
         )
-    if how not in _WAYS:
+    if how not in _SPLIT_METHODS:
         raise VitrailError(f"data.split={how}: expected hash or stratified")
     train = data.train
     fractions = {
@@ -277,8 +278,8 @@ def hold_out(data: Splits, *, val: float, test: float, how: SplitMethod) -> Spli
         return data
     # Data that comes with one of them may have been split by these very hashes: use others then.
     salt = "" if data.val is None and data.test is None else "rest/"
-    at = positions(f"{salt}{name}" for name in train.names)
-    held_out = _WAYS[how](at, train.targets, fractions["test"], fractions["val"])
+    at = hash_fractions(f"{salt}{name}" for name in train.names)
+    held_out = _SPLIT_METHODS[how](at, train.targets, fractions["test"], fractions["val"])
     parts: dict[str, Any] = {"train": subset(train, ~(held_out["test"] | held_out["val"]))}
     for part, fraction in fractions.items():
         if fraction:
@@ -299,7 +300,7 @@ def _too_few(name: str, source: Source, part: str, how: SplitMethod) -> VitrailE
     )
 
 
-def _by_hash(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+def _by_hash(at: _Fractions, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
     """About the fractions `test` and `val` of each class, at least one image of each in test, then
     in val, and at least one left in train."""
     counts = np.bincount(targets)
@@ -310,22 +311,24 @@ def _by_hash(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -
     return _lowest(at, targets, tests, np.maximum(both, tests + 1) if val else tests)
 
 
-def _by_hash_alone(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+def _by_hash_alone(
+    at: _Fractions, targets: Int[np.ndarray, " n"], test: float, val: float
+) -> _HeldOut:
     return {"test": at < test, "val": (at >= test) & (at < test + val)}
 
 
-def stratified(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+def stratified(at: _Fractions, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
     """Exactly the fractions of each class, rounded, with at least one image left in train."""
     counts = np.bincount(targets)
     tests = np.round(counts * test).astype(int)
     return _lowest(at, targets, tests, tests + np.round(counts * val).astype(int))
 
 
-_WAYS = {"hash": _by_hash, "stratified": stratified, "hash alone": _by_hash_alone}
+_SPLIT_METHODS = {"hash": _by_hash, "stratified": stratified, "hash alone": _by_hash_alone}
 
 
 def _lowest(
-    at: _At,
+    at: _Fractions,
     targets: Int[np.ndarray, " n"],
     tests: Int[np.ndarray, " classes"],
     both: Int[np.ndarray, " classes"],
@@ -347,11 +350,11 @@ def random_subset(source: Source, size: int, seed: int) -> Subset:
         raise VitrailError(
             f"data.subset={size}: train has {total:,} images; choose from 1 to {total}"
         )
-    at = positions(f"{seed}/{name}" for name in source.names)
+    at = hash_fractions(f"{seed}/{name}" for name in source.names)
     return Subset(source, np.sort(np.argsort(at, kind="stable")[:size]))
 
 
-def positions(names: Iterable[str]) -> _At:
+def hash_fractions(names: Iterable[str]) -> _Fractions:
     """The hash of each name, from 0 to 1: the first eight bytes of its SHA-256."""
     digests = b"".join(
         hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8] for name in names

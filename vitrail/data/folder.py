@@ -299,11 +299,13 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
     return rows
 
 
-def _read_line(line: str, where: str) -> tuple[str, int]:
+def _read_line(line: str, position: str) -> tuple[str, int]:
     # From the right, since a path may have spaces.
     file, _, target = line.strip().rpartition(" ")
     if not file or not target.isdecimal():
-        raise VitrailError(f"{where}: expected a path, a space and a class")
+        raise VitrailError(f"{position}: expected a path, a space and a class")
     if len(target.lstrip("0")) > _DIGITS:
-        raise VitrailError(f"{where}: class {target[:20]} is too large; expected less than 100,000")
+        raise VitrailError(
+            f"{position}: class {target[:20]} is too large; expected less than 100,000"
+        )
     return file.strip(), int(target)

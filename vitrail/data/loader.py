@@ -31,13 +31,13 @@ _CHUNK = 128
 Transform = Callable[[Image.Image], Tensor]
 
 
-def derive(*numbers: int) -> int:
+def derive_seed(*numbers: int) -> int:
     """A seed for each combination of numbers."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-class Stream:
+class ShuffledOrder:
     """An endless sequence of indices: one shuffled pass over the source after another."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Stream:
         return int(self._current[1][place])
 
     def order(self, epoch: int) -> Int[np.ndarray, " n"]:
-        rng = np.random.default_rng(derive(self.seed, epoch))
+        rng = np.random.default_rng(derive_seed(self.seed, epoch))
         if self.balanced:
             return self._balanced(rng)
         if not self.blocks.any():
@@ -96,7 +96,7 @@ class Augmented(Dataset[Any]):
         position, requested = index
         image, number, broken = self._decodable(requested)
         state = torch.get_rng_state() if get_worker_info() is None else None
-        torch.default_generator.manual_seed(derive(self.seed, position))
+        torch.default_generator.manual_seed(derive_seed(self.seed, position))
         augmented = self.transform(image)
         if state is not None:
             torch.set_rng_state(state)
@@ -115,10 +115,10 @@ class Augmented(Dataset[Any]):
 
 
 @dataclass(frozen=True)
-class Share:
+class RankBatchSampler:
     """The part of each batch that one process (rank) trains on, in chunks for its workers."""
 
-    stream: Stream
+    stream: ShuffledOrder
     batch: int
     rank: int
     world: int
@@ -179,7 +179,7 @@ class TrainingBatch:
 
 
 def training_batches(
-    dataset: Augmented, share: Share, *, workers: int, device: torch.device
+    dataset: Augmented, share: RankBatchSampler, *, workers: int, device: torch.device
 ) -> Iterator[TrainingBatch]:
     """Endless batches on the device, from step `share.start` on."""
     loader: DataLoader[Any] = DataLoader(
@@ -188,7 +188,7 @@ def training_batches(
         num_workers=workers,
         collate_fn=_collate,
         pin_memory=device.type == "cuda",
-        worker_init_fn=quietly,
+        worker_init_fn=init_worker,
         prefetch_factor=4 if workers else None,
         # Not the global one, which the model draws from.
         generator=torch.Generator(),
@@ -214,7 +214,7 @@ def _collate(
     return torch.stack(images), torch.tensor(targets), [pair for pairs in broken for pair in pairs]
 
 
-def quietly(worker: int) -> None:
+def init_worker(worker: int) -> None:
     """Workers leave Ctrl-C and termination to the main process, which has a checkpoint to write."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -258,7 +258,7 @@ def read_all(
         batch_sampler=chunks,
         num_workers=min(workers, len(chunks)),
         collate_fn=list,
-        worker_init_fn=quietly,
+        worker_init_fn=init_worker,
         generator=torch.Generator(),
     )
     try:

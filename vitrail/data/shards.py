@@ -103,9 +103,9 @@ def _version(path: Path) -> str:
 # Which tar files.
 
 
-def looks_like_shards(where: str) -> bool:
+def looks_like_shards(source: str) -> bool:
     """Whether a path, a pattern or a URL means tar files."""
-    return path_of(where).lower().endswith(_TARS)
+    return path_of(source).lower().endswith(_TARS)
 
 
 def holds_shards(folder: Path) -> bool:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitrail.data.catalog import data_folder, here, known_datasets
+from vitrail.data.catalog import data_folder, known_datasets, open_local
 from vitrail.data.opening import in_catalog
 from vitrail.runs import Run
 
@@ -60,7 +60,7 @@ def whose(task: str) -> str:
         return "a folder of your own"
     if lists_of(task, place) is not None:
         return "the benchmark's 1,000"
-    brought = here(place / task, known_datasets()[task])
+    brought = open_local(place / task, known_datasets()[task])
     if brought is not None and brings_thousand(brought):
         return "1,000 as the data has them"
     return "own draw of 1,000"

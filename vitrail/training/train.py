@@ -18,8 +18,8 @@ from vitrail.config import Config, load_config, to_flat
 from vitrail.console import TrainingBar, count_progress, duration, import_optional, is_main, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Splits, subset
-from vitrail.data.loader import derive
-from vitrail.data.opening import open_parts
+from vitrail.data.loader import derive_seed
+from vitrail.data.opening import open_run_data
 from vitrail.devices import Devices, choose_device, devices, out_of_memory_error, parallelize
 from vitrail.errors import VitrailError, one_line, out_of_memory
 from vitrail.evaluation.evaluate import evaluate_dataset
@@ -102,7 +102,7 @@ def train_config(
     """
     system = config.system
     with devices(device, system.precision, system.deterministic) as where, ExitStack() as stack:
-        data = open_parts(config, (facts or {}).get("changed", ()))
+        data = open_run_data(config, (facts or {}).get("changed", ()))
         config = apply_hyperrule(config, data)
         if where.main:
             out = stack.enter_context((runs.claim_folder if numbered else runs.lock_folder)(out))
@@ -121,7 +121,7 @@ def train_config(
 
 
 def _train_and_test(config: Config, data: Splits, where: Devices, run: Run, test: bool) -> Run:
-    torch.manual_seed(derive(config.seed))
+    torch.manual_seed(derive_seed(config.seed))
     keep_head = where.broadcast(_keeps_head(run, config))
     labels = data.labels if config.train.uses_labels else ()
     model = build_model(config.model, config.data, labels, keep_head)
@@ -391,7 +391,7 @@ def inspect_run(run: Run, device: str) -> None:
     if inspection is None:
         return
     try:
-        data = open_parts(load_config(run.folder / "config.toml"))
+        data = open_run_data(load_config(run.folder / "config.toml"))
         split = next(name for name in ("test", "val", "train") if name in data.parts)
         model = load(run.folder).to(choose_device(device))
         # No longer than training took: a run of seconds is not worth many of them.

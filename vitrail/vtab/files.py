@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitrail.data.catalog import get
+from vitrail.data.catalog import load_torchvision
 from vitrail.data.dataset import ArraySource, IndexedSource, Source, Splits, unwrap
 from vitrail.data.folder import FolderSource, read_classes
 from vitrail.errors import DamagedError, FailureError, VitrailError, one_line
@@ -76,7 +76,7 @@ def caltech101(name: str, folder: Path) -> Splits:
     """With the class of background images, which torchvision leaves out."""
     from torchvision import datasets
 
-    get(datasets.Caltech101, {}, name, folder)
+    load_torchvision(datasets.Caltech101, {}, name, folder)
     return Splits(name=name, train=read_classes(folder / "caltech101" / "101_ObjectCategories"))
 
 
@@ -95,7 +95,7 @@ def camelyon(name: str, folder: Path) -> Splits:
 
     parts = {}
     for part in ("train", "val", "test"):
-        get(datasets.PCAM, {"split": part}, name, folder)
+        load_torchvision(datasets.PCAM, {"split": part}, name, folder)
         place = folder / "pcam"
         stem = f"camelyonpatch_level_2_split_{part.replace('val', 'valid')}"
         parts[part] = _patches(place / f"{stem}_x.h5", place / f"{stem}_y.h5", part)
@@ -169,7 +169,7 @@ def clevr(rule: _Rule, name: str, folder: Path) -> Splits:
 
     place = folder / "clevr" / "CLEVR_v1.0"
     if not place.is_dir():
-        get(datasets.CLEVRClassification, {"split": "train"}, name, folder)
+        load_torchvision(datasets.CLEVRClassification, {"split": "train"}, name, folder)
     train, test = (_scenes(place, part, rule) for part in ("train", "val"))
     return Splits(name=name, train=train, test=test)
 
@@ -225,7 +225,7 @@ def kitti(rule: _Rule, name: str, folder: Path) -> Splits:
     frames of one video are nearly the same image."""
     from torchvision import datasets
 
-    get(datasets.Kitti, {"train": True}, name, folder)
+    load_torchvision(datasets.Kitti, {"train": True}, name, folder)
     place = folder / "Kitti" / "raw"
     devkit = place / "devkit_object.zip"
     videos = _videos_of(devkit if devkit.is_file() else fetch_file(_KITTI_DEVKIT_URL))

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Int
 
 from vitrail.console import say
-from vitrail.data.catalog import FLAG, PETS, THREE, TWO, WHOLE, CatalogEntry, tv
-from vitrail.data.dataset import Renamed, Source, Splits, Subset, positions
+from vitrail.data.catalog import FLAG, PETS, THREE, TWO, WHOLE, CatalogEntry, torchvision_dataset
+from vitrail.data.dataset import Renamed, Source, Splits, Subset, hash_fractions
 from vitrail.data.folder import holds_lists, open_lists
 from vitrail.errors import VitrailError
 from vitrail.vtab import files
@@ -65,27 +65,27 @@ TASKS: dict[str, Task] = {
     ),
     "cifar100": Task(
         title="CIFAR-100", group="natural", classes=100, whole=(45_000, 5_000, 10_000),
-        lists="cifar", fetch=tv("CIFAR100", FLAG),
+        lists="cifar", fetch=torchvision_dataset("CIFAR100", FLAG),
     ),
     "dtd": Task(
         title="DTD", group="natural", classes=47, whole=(1_880, 1_880, 1_880),
-        lists="dtd", fetch=tv("DTD", THREE),
+        lists="dtd", fetch=torchvision_dataset("DTD", THREE),
     ),
     "flowers102": Task(
         title="Flowers102", group="natural", classes=102, whole=(1_020, 1_020, 6_149),
-        lists="oxford_flowers102", fetch=tv("Flowers102", THREE),
+        lists="oxford_flowers102", fetch=torchvision_dataset("Flowers102", THREE),
     ),
     "pets": Task(
         title="Pets", group="natural", classes=37, whole=(2_944, 736, 3_669),
-        lists="oxford_iiit_pet", fetch=tv("OxfordIIITPet", PETS),
+        lists="oxford_iiit_pet", fetch=torchvision_dataset("OxfordIIITPet", PETS),
     ),
     "sun397": Task(
         title="Sun397", group="natural", classes=397, whole=(76_128, 10_875, 21_750),
-        lists="sun397", fetch=tv("SUN397", WHOLE),
+        lists="sun397", fetch=torchvision_dataset("SUN397", WHOLE),
     ),
     "svhn": Task(
         title="SVHN", group="natural", classes=10, whole=(65_931, 7_326, 26_032),
-        lists="svhn", fetch=tv("SVHN", TWO),
+        lists="svhn", fetch=torchvision_dataset("SVHN", TWO),
     ),
     "camelyon": Task(
         title="Camelyon", group="specialized", classes=2, whole=(262_144, 32_768, 32_768),
@@ -93,7 +93,7 @@ TASKS: dict[str, Task] = {
     ),
     "eurosat": Task(
         title="EuroSAT", group="specialized", classes=10, whole=(16_200, 5_400, 5_400),
-        lists="eurosat", fetch=tv("EuroSAT", WHOLE),
+        lists="eurosat", fetch=torchvision_dataset("EuroSAT", WHOLE),
     ),
     "resisc45": Task(
         title="Resisc45", group="specialized", classes=45, whole=(18_900, 6_300, 6_300),
@@ -179,11 +179,11 @@ def as_vtab(short: str, data: Splits) -> Splits:
             f"{name}: the data has the 1,000 images and no test part; add it, or bring all images"
         )
     if sizes(data)[:2] == (_TRAIN + _VAL, 0):  # both, in one list
-        tell_once(f"{name}: which 200 of the 1,000 images are val is this project's own draw")
+        say_once(f"{name}: which 200 of the 1,000 images are val is this project's own draw")
         train, val = _drawn(data.part("train"), _TRAIN, _VAL)
         data = replace(data, train=train, val=val)
     elif sizes(data)[:2] != (_TRAIN, _VAL):
-        tell_once(
+        say_once(
             f"{name}: the 1,000 images are drawn by this project's own seed, not TFDS's; the "
             "benchmark's own come from file lists (docs/transfer.md)"
         )
@@ -206,7 +206,7 @@ def sizes(data: Splits) -> tuple[int, int, int]:
 
 
 @cache
-def tell_once(line: str) -> None:
+def say_once(line: str) -> None:
     """A sweep opens its data many times."""
     say(line)
 
@@ -245,7 +245,7 @@ def _thousand(name: str, data: Splits) -> Splits:
 def _drawn(source: Source, *counts: int) -> list[Subset]:
     """Parts of so many images each, in an order that follows from their names alone."""
     order: Int[np.ndarray, " n"] = np.argsort(
-        positions(f"vtab/{name}" for name in source.names), kind="stable"
+        hash_fractions(f"vtab/{name}" for name in source.names), kind="stable"
     )
     ends = np.cumsum(counts)
     return [
@@ -256,7 +256,7 @@ def _drawn(source: Source, *counts: int) -> list[Subset]:
 def _some_of_each_class(source: Source, n: int) -> tuple[Source, Source]:
     """So many images of each class, and all others."""
     # Not the order of `_drawn`: whose image is first among many would be first there as well.
-    at = positions(f"vtab/class/{name}" for name in source.names)
+    at = hash_fractions(f"vtab/class/{name}" for name in source.names)
     order = np.lexsort((at, source.targets))
     starts = np.searchsorted(source.targets[order], source.targets[order])
     first = np.zeros(len(order), dtype=bool)
