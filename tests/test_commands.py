@@ -120,7 +120,7 @@ def test_classes_that_a_part_lacks_are_named_by_training_as_by_vitrail_data(phot
     shutil.copytree(photos, few)
     for path in sorted((few / "green").iterdir())[2:]:
         path.unlink()
-    warning = "val has no images of green; add some, or try data.split=stratified"
+    warning = "val has no images of 'green'; add some, or try data.split=stratified"
     assert warning in inspect_dataset(few, CheckOptions())["check"].warnings()
     settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.split": "hash"}
     run = vitrail.train(few, settings, out=tmp_path / "run", device="cpu")

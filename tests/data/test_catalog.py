@@ -123,7 +123,7 @@ def test_what_is_neither_here_nor_to_be_had_is_one_line(place, name):
     with pytest.raises(FailureError) as caught:
         open_named(name)
     message = str(caught.value)
-    assert message.startswith(f"{name} is not in {place} and cannot be fetched (")
+    assert message.startswith(f"{name} is not in {place} and cannot be downloaded (")
     assert f"as {name}/train/<class>/…" in message
     classes = known_datasets()[name].classes
     assert f"{place / name} has 2 folders, expected {classes} classes" in message

@@ -47,13 +47,13 @@ def test_each_pass_holds_every_picture_once_in_another_order():
 
 
 def test_another_seed_gives_another_order():
-    orders = {tuple(ShuffledOrder(zeros(20), zeros(20), seed=s).order(0)) for s in range(5)}
+    orders = {tuple(ShuffledOrder(zeros(20), zeros(20), seed=s).permutation(0)) for s in range(5)}
     assert len(orders) == 5
 
 
 def test_shards_are_read_in_windows():
     blocks = np.repeat(np.arange(64), 10)
-    order = ShuffledOrder(np.zeros(640, dtype=np.int64), blocks, seed=0).order(0)
+    order = ShuffledOrder(np.zeros(640, dtype=np.int64), blocks, seed=0).permutation(0)
     assert sorted(order) == list(range(640))
     for start in range(0, 640, 160):  # 16 blocks of 10
         assert len(set(blocks[order[start : start + 160]])) == 16
@@ -61,7 +61,7 @@ def test_shards_are_read_in_windows():
 
 def test_balanced_sampling_draws_every_class_equally_often():
     targets = np.array([0] * 90 + [1] * 9 + [2])
-    order = ShuffledOrder(targets, zeros(100), seed=0, balanced=True).order(0)
+    order = ShuffledOrder(targets, zeros(100), seed=0, balanced=True).permutation(0)
     counts = np.bincount(targets[order])
     assert len(order) == 100
     assert counts.min() >= 33

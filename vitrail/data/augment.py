@@ -1,4 +1,4 @@
-"""Augmentation: of each image in the workers, and of batches on the device.
+"""Augmentation of single images in the workers, and of batches on the device.
 
 Workers return uint8 tensors, a quarter of the data of floats; `normalize` converts them on the
 device. All random numbers come from torch's global generator.
@@ -147,7 +147,7 @@ class _Erase:
 
 @cache
 def _eraser(fill: Any) -> v2.RandomErasing:
-    """torchvision's, with probability 1: it is slow to decide to do nothing."""
+    """torchvision's RandomErasing that always erases: it is slow even if it does nothing."""
     return v2.RandomErasing(1.0, value=fill)
 
 
@@ -219,7 +219,7 @@ def _mixer(mixup: float, cutmix: float, classes: int) -> Callable[..., Any]:
 
 
 _Operation = Callable[[Image.Image, float, Color], Image.Image]
-"""Of an image, the magnitude as a share of the original scale, and the fill color."""
+"""Takes an image, the magnitude as a fraction of the original scale, and the fill color."""
 
 _REFERENCE_SIDE = 224
 

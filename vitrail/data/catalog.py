@@ -32,7 +32,7 @@ from vitrail.data.dataset import (
     subset,
 )
 from vitrail.data.folder import FolderSource, open_folder, parts_of, sub_folders
-from vitrail.data.shards import ShardSource, holds_shards, open_shards
+from vitrail.data.shards import ShardSource, has_shards, open_shards
 from vitrail.data.store import is_store, open_store
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import cache_folder, disk_errors, download_lock, fetch_file, reason_of
@@ -40,7 +40,7 @@ from vitrail.files import cache_folder, disk_errors, download_lock, fetch_file, 
 # torchvision's datasets: downloaded by torchvision, read from their lists of files.
 
 _Arguments = Mapping[str, Mapping[str, Any]]
-"""What torchvision's class is given for each split."""
+"""The arguments of torchvision's class for each split."""
 
 WHOLE: _Arguments = {"train": {}}
 FLAG: _Arguments = {"train": {"train": True}, "test": {"train": False}}
@@ -82,8 +82,8 @@ def load_torchvision(make: Any, arguments: Mapping[str, Any], name: str, folder:
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
         raise FailureError(
-            f"{name} is not in {folder} and cannot be fetched ({reason_of(error)}); go online, or "
-            f"put its images there as {name}/train/<class>/… and {name}/test/<class>/…"
+            f"{name} is not in {folder} and cannot be downloaded ({reason_of(error)}); go online, "
+            f"or put its images there as {name}/train/<class>/… and {name}/test/<class>/…"
         ) from None
 
 
@@ -244,7 +244,7 @@ class CatalogEntry:
     """Downloads the dataset of that name into a folder; None if it may not be redistributed."""
     origin: str = "torchvision"
     parts: Callable[[Splits], Splits] = lambda data: data
-    """From the splits that the data comes with to those that everyone compares on."""
+    """Turns the splits of the stored data into those that published results use."""
     lists: Callable[[str, Path], Splits | None] | None = None
     """Opens the data from file lists, which take precedence, if there are any."""
     task: Any = None
@@ -252,7 +252,7 @@ class CatalogEntry:
 
 
 def torchvision_dataset(kind: str, splits: _Arguments) -> Callable[[str, Path], Splits]:
-    """How torchvision's class of that name gets the data."""
+    """A function that downloads and opens torchvision's dataset of that name."""
     return partial(from_torchvision, kind, splits)
 
 
@@ -327,7 +327,7 @@ def data_folder() -> Path:
 
 
 def open_named(name: str) -> Splits:
-    """A dataset of the catalog, with the splits that everyone compares on."""
+    """A dataset of the catalog, with the splits that published results use."""
     entry, folder = known_datasets()[name], data_folder()
     data = entry.lists(name, folder) if entry.lists is not None else None
     if data is None:
@@ -335,8 +335,8 @@ def open_named(name: str) -> Splits:
     if data is None:
         if entry.fetch is None:
             raise FailureError(
-                f"{name} cannot be downloaded; set VITRAIL_DATA to the folder that has {name}/, "
-                "which holds class folders, train/ and val/ with class folders, or tar files"
+                f"{name} cannot be downloaded; set VITRAIL_DATA to the folder that contains {name}/"
+                " with class folders, with train/ and val/ of class folders, or with tar files"
             )
         try:
             data = entry.fetch(name, folder)
@@ -357,8 +357,8 @@ def _classes_in(folder: Path) -> int:
 
 
 def open_local(folder: Path, entry: CatalogEntry) -> Splits | None:
-    """The data in its own folder. torchvision unpacks into folders of these names as well: they
-    are recognized by the number of classes."""
+    """The data in a folder, if it is there. torchvision also unpacks into folders of these names:
+    class folders count only if they are as many as the classes."""
     if not folder.is_dir():
         return None
     if is_store(folder):
@@ -366,4 +366,4 @@ def open_local(folder: Path, entry: CatalogEntry) -> Splits | None:
     classes = _classes_in(folder)
     if classes == entry.classes or (classes and entry.fetch is None):
         return open_folder(folder)
-    return open_shards(str(folder)) if holds_shards(folder) else None
+    return open_shards(str(folder)) if has_shards(folder) else None

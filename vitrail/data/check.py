@@ -25,9 +25,9 @@ from vitrail.files import atomic_write, write_text
 _FEW = 10
 """Images that a class needs for a model to learn it at all."""
 _UNEVEN = 10.0
-"""Between the largest and the smallest class."""
+"""Ratio of the largest to the smallest class above which a warning is given."""
 _SMALL = 32
-"""Pixels of the shorter side."""
+"""Images with a shorter side are reported as small."""
 _PURPOSES = {
     "train": "train on",
     "val": "choose settings on",
@@ -44,7 +44,7 @@ class CheckOptions:
     """Decode every image."""
     duplicates: bool = False
     against: tuple[str, ...] = ()
-    """Other datasets to look for duplicates in."""
+    """Other datasets to search for duplicates."""
     mirrored: bool = False
     """Mirror images are duplicates, too."""
     report: str = ""
@@ -95,7 +95,7 @@ def inspect_dataset(
                 workers=options.workers,
                 progress=advance,
             )
-    result |= _written(whole, options, result.get("duplicates"))
+    result |= _write_outputs(whole, options, result.get("duplicates"))
     if options.sheet:
         target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
         image = contact_sheet(data.part("train"))
@@ -106,7 +106,7 @@ def inspect_dataset(
     return result
 
 
-def _written(data: Splits, options: CheckOptions, duplicates: Any) -> dict[str, Any]:
+def _write_outputs(data: Splits, options: CheckOptions, duplicates: Any) -> dict[str, Any]:
     """Writes the page, the list and the store; returns where, and what was left out."""
     result: dict[str, Any] = {}
     removed: dict[str, str] = {}
@@ -146,7 +146,7 @@ class SplitStats:
         return sum(self.counts.values())
 
     def spread(self) -> dict[str, dict[str, int | float]] | None:
-        """Smallest, middle and largest width and height."""
+        """Smallest, median and largest width and height."""
         if self.sizes is None or not len(self.sizes):
             return None
         return {
@@ -172,7 +172,7 @@ class SplitStats:
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """What is known about a dataset, for the terminal and as JSON."""
+    """Classes, counts and warnings of a dataset, for the terminal and as JSON."""
 
     name: str
     labels: tuple[str, ...]
@@ -269,7 +269,7 @@ def describe_dataset(data: Splits) -> DatasetReport:
 def check_images(
     data: Splits, *, workers: int = 0, progress: Advance | None = None
 ) -> DatasetReport:
-    """The same after decoding every image."""
+    """Like `describe_dataset`, but also decodes every image."""
     described = describe_dataset(data)
     parts = [_read_part(part, data.part(part.name), workers, progress) for part in described.parts]
     return replace(described, parts=tuple(parts))
@@ -321,7 +321,8 @@ def show_result(result: dict[str, Any], table: bool) -> None:
         echo("\n".join(result["duplicates"].lines()))
     if "kept" in result:
         echo(
-            f"kept   {result['kept']:,} of train, {result['removed']:,} have a duplicate elsewhere"
+            f"kept {result['kept']:,} training images, "
+            f"removed {result['removed']:,} with duplicates elsewhere"
         )
     for name, reason in result.get("pack", ()):
         echo(f"left out  {name}: {reason}")
@@ -330,10 +331,10 @@ def show_result(result: dict[str, Any], table: bool) -> None:
             echo(f"{what}  {result[what]}")
 
 
-def show_report(inspection: DatasetReport) -> None:
+def show_report(report: DatasetReport) -> None:
     """Prints counts, classes, sizes and warnings."""
-    counts = " · ".join(f"{part.total:,} {part.name}" for part in inspection.parts)
-    echo(f"{inspection.name}  {counts} · {len(inspection.labels):,} classes\n")
-    print_table(*inspection.rows())
-    if lines := inspection.lines():
+    counts = " · ".join(f"{part.total:,} {part.name}" for part in report.parts)
+    echo(f"{report.name}  {counts} · {len(report.labels):,} classes\n")
+    print_table(*report.rows())
+    if lines := report.lines():
         echo("\n" + "\n".join(lines))

@@ -23,8 +23,8 @@ from vitrail.data.dataset import (
     hold_out,
     random_subset,
 )
-from vitrail.data.folder import holds_lists, open_folder, open_lists
-from vitrail.data.shards import holds_shards, looks_like_shards, open_shards
+from vitrail.data.folder import has_lists, open_folder, open_lists
+from vitrail.data.shards import has_shards, looks_like_shards, open_shards
 from vitrail.data.store import is_store, open_store
 from vitrail.data.tars import is_url
 from vitrail.errors import VitrailError, did_you_mean, one_line
@@ -89,9 +89,9 @@ def open_stored(source: str | Path, unlabeled: bool = False) -> Splits:
         return open_shards(str(source) if is_url(str(source)) else str(path), unlabeled)
     if not path.is_dir():
         raise _not_found(str(source))
-    if holds_lists(path):
+    if has_lists(path):
         return open_lists(path)
-    if holds_shards(path):
+    if has_shards(path):
         return open_shards(str(path), unlabeled)
     return open_folder(path, unlabeled)
 

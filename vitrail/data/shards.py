@@ -108,7 +108,7 @@ def looks_like_shards(source: str) -> bool:
     return path_of(source).lower().endswith(_TARS)
 
 
-def holds_shards(folder: Path) -> bool:
+def has_shards(folder: Path) -> bool:
     """Whether a folder has tar files, and not class folders with a tar left among them."""
     if not _addresses_of(str(folder))[1]:
         return False

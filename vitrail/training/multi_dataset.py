@@ -53,7 +53,7 @@ def task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
 
 def whose(task: str) -> str:
     """Who drew the 1,000 images of a task."""
-    from vitrail.vtab.tasks import brings_thousand, lists_of
+    from vitrail.vtab.tasks import has_thousand, lists_of
 
     place = data_folder()
     if not in_catalog(task):
@@ -61,7 +61,7 @@ def whose(task: str) -> str:
     if lists_of(task, place) is not None:
         return "the benchmark's 1,000"
     brought = open_local(place / task, known_datasets()[task])
-    if brought is not None and brings_thousand(brought):
+    if brought is not None and has_thousand(brought):
         return "1,000 as the data has them"
     return "own draw of 1,000"
 
