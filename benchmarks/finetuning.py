@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitrail.config import Config, load_config
-from vitrail.data.opening import open_parts
+from vitrail.data.opening import open_run_data
 from vitrail.devices import Devices, setup_devices
 from vitrail.evaluation.predictor import Predictor, predict_dataset
 from vitrail.training.build import build_model
@@ -90,7 +90,7 @@ def main() -> None:
         ]
         config = load_config(None, settings)
         with setup_devices() as where:
-            data = open_parts(config)
+            data = open_run_data(config)
             for name in ("ours", "timm"):
                 if args.only not in (None, name):
                     continue

@@ -21,7 +21,6 @@ import torch
 import vitrail
 from vitrail.devices import cores, processor
 from vitrail.evaluation.predict import (
-    Files,
     find_images,
     predict,
     split_threads,
@@ -63,7 +62,7 @@ def main() -> None:
     model = vitrail.load(arguments.model)
     every = find_images(arguments.folder).names
     step = max(1, len(every) // arguments.pictures) if arguments.pictures else 1
-    files = Files(every[::step][: arguments.pictures or None])
+    files = find_images(every[::step][: arguments.pictures or None])
     assert model.preprocess is not None
     some = torch.stack([model.preprocess(path) for path in files.names[:64]])
     pixels = some.repeat(-(-len(files.names) // len(some)), 1, 1, 1)[: len(files.names)]

@@ -120,7 +120,7 @@ def test_classes_that_a_part_lacks_are_named_by_training_as_by_vitrail_data(phot
     shutil.copytree(photos, few)
     for path in sorted((few / "green").iterdir())[2:]:
         path.unlink()
-    warning = "val has no images of green; add some, or try data.split=stratified"
+    warning = "val has no images of 'green'; add some, or try data.split=stratified"
     assert warning in inspect_dataset(few, CheckOptions())["check"].warnings()
     settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.split": "hash"}
     run = vitrail.train(few, settings, out=tmp_path / "run", device="cpu")
@@ -528,7 +528,7 @@ def test_holding_out_what_the_data_brings_is_refused_where_it_is_given(photos, t
         "data.test": {"data.test": 0.3},
         "data.split": {"data.split": "stratified"},
     }.items():
-        refused = rf"^{name}=.* has no effect: photos comes with .*; remove {name}$"
+        refused = rf"^{name}=.* has no effect: photos already has .*; remove {name}$"
         with pytest.raises(VitrailError, match=refused):
             inspect_dataset(tmp_path / "photos", CheckOptions(), settings)
         with pytest.raises(VitrailError, match=refused):

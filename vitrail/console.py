@@ -13,6 +13,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
+from vitrail.errors import VitrailError
+
 LOG_INTERVAL = 30.0
 """Seconds between two lines of progress without a terminal."""
 UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -243,13 +245,23 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def import_optional(module: str, purpose: str) -> ModuleType | None:
-    """Import a module whose package may have been removed; a line says what is skipped."""
+def import_optional(module: str, purpose: str = "") -> ModuleType | None:
+    """Import a module whose package may have been removed; a line says what is skipped then."""
     try:
         return import_module(f"vitrail.{module}")
     except ModuleNotFoundError as error:
         package = f"vitrail.{module.partition('.')[0]}"
         if not (error.name or "").startswith(package):
             raise
-        say(f"{purpose} skipped: {package} is not installed")
+        if purpose:
+            say(f"{purpose} skipped: {package} is not installed")
         return None
+
+
+def require(module: str, purpose: str) -> ModuleType:
+    """Import a module whose package may have been removed, or say what needs it."""
+    found = import_optional(module)
+    if found is None:
+        package = f"vitrail.{module.partition('.')[0]}"
+        raise VitrailError(f"{purpose} needs the package {package}, which is not installed")
+    return found

@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
+from vitrail.config import Augment
 from vitrail.data.augment import (
     OPERATIONS,
-    Augmentation,
     RandAugment,
+    _color_steps,
     mix,
     normalize,
     training_transform,
@@ -50,7 +51,7 @@ def shown(image: torch.Tensor) -> tuple[float, float]:
 @pytest.mark.parametrize("antialias", [True, False])
 def test_images_are_bytes_of_the_models_size(options, size, crop, antialias):
     preprocessing = Preprocessing(size=size, short_side=min(size) * 9 // 8, antialias=antialias)
-    transform = training_transform(preprocessing, crop=crop, **options)
+    transform = training_transform(preprocessing, Augment(crop=crop, **options))
     for picture in (ramps(60, 90), ramps(90, 60), ramps(20, 300)):
         image = transform(picture)
         assert image.dtype == torch.uint8
@@ -60,7 +61,7 @@ def test_images_are_bytes_of_the_models_size(options, size, crop, antialias):
 
 @pytest.mark.parametrize("crop", CROPS)
 def test_all_chance_comes_from_torchs_generator(crop):
-    transform = training_transform(Preprocessing(size=(32, 48)), crop=crop, **EVERYTHING)
+    transform = training_transform(Preprocessing(size=(32, 48)), Augment(crop=crop, **EVERYTHING))
     copied = pickle.loads(pickle.dumps(transform))
     picture = ramps(60, 90)
 
@@ -91,7 +92,7 @@ def test_without_augmentation_images_are_the_evaluations(
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
     )
-    transform = training_transform(preprocessing, crop="none", flip=False)
+    transform = training_transform(preprocessing, Augment(crop="none", flip=False))
     for picture in scenes[:4]:
         image = normalize(transform(picture)[None], preprocessing)[0]
         mean, std = (torch.tensor(c)[:, None, None] for c in (IMAGENET_MEAN, IMAGENET_STD))
@@ -100,7 +101,7 @@ def test_without_augmentation_images_are_the_evaluations(
 
 
 def test_an_inception_crop_keeps_the_area_and_the_shape_it_promises():
-    transform = training_transform(Preprocessing(size=(64, 64)), area=0.3)
+    transform = training_transform(Preprocessing(size=(64, 64)), Augment(area=0.3))
     shares = torch.tensor([shown(transform(ramps(400, 400))) for _ in range(200)])
     area = shares.prod(1)
     ratio = shares[:, 1] / shares[:, 0]
@@ -112,7 +113,7 @@ def test_an_inception_crop_keeps_the_area_and_the_shape_it_promises():
 
 
 def test_an_inception_crop_to_a_rectangle_is_no_more_distorted():
-    transform = training_transform(Preprocessing(size=(32, 96)))
+    transform = training_transform(Preprocessing(size=(32, 96)), Augment())
     shares = torch.tensor([shown(transform(ramps(400, 400))) for _ in range(100)])
     distortion = shares[:, 1] / shares[:, 0] / 3
     assert distortion.min() > 0.65
@@ -124,7 +125,7 @@ def test_an_inception_crop_to_a_rectangle_is_no_more_distorted():
 )
 def test_bits_crop_is_cut_from_the_resized_picture(size, short_side, share):
     preprocessing = Preprocessing(size=(size, size), short_side=short_side)
-    transform = training_transform(preprocessing, crop="resize")
+    transform = training_transform(preprocessing, Augment(crop="resize"))
     for _ in range(5):
         rows, columns = shown(transform(ramps(100, 300)))
         assert abs(rows - share) < 0.03
@@ -136,7 +137,7 @@ def test_padding_shifts_by_at_most_an_eighth_and_shows_black():
     whole = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
     padded = torch.nn.functional.pad(whole, (4, 4, 4, 4))
     preprocessing = Preprocessing(size=(32, 32), short_side=32)
-    transform = training_transform(preprocessing, crop="pad", flip=False)
+    transform = training_transform(preprocessing, Augment(crop="pad", flip=False))
     windows = {(y, x): padded[:, y : y + 32, x : x + 32] for y in range(9) for x in range(9)}
     found = set()
     for _ in range(400):
@@ -148,7 +149,7 @@ def test_padding_shifts_by_at_most_an_eighth_and_shows_black():
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize(("flip", "low", "high"), [(False, 0, 0), (True, 30, 70)])
 def test_half_of_the_images_are_mirrored(flip, low, high, crop):
-    transform = training_transform(Preprocessing(size=(16, 16)), crop=crop, flip=flip)
+    transform = training_transform(Preprocessing(size=(16, 16)), Augment(crop=crop, flip=flip))
     images = [transform(ramps(64, 64)) for _ in range(100)]
     mirrored = sum(bool(image[0, 8, 4] > image[0, 8, 11]) for image in images)
     assert low <= mirrored <= high
@@ -156,7 +157,7 @@ def test_half_of_the_images_are_mirrored(flip, low, high, crop):
 
 def test_erased_places_have_the_mean_color():
     preprocessing = Preprocessing(size=(64, 64), mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    transform = training_transform(preprocessing, crop="none", erasing=1.0)
+    transform = training_transform(preprocessing, Augment(crop="none", erasing=1.0))
     black = Image.new("RGB", (64, 64))
     shares = []
     for _ in range(50):
@@ -164,21 +165,21 @@ def test_erased_places_have_the_mean_color():
         erased = (image.abs() < 0.02).all(0)
         shares.append(float(erased.float().mean()))
     assert 0.01 < min(shares) < max(shares) < 0.35
-    never = training_transform(preprocessing, crop="none")
+    never = training_transform(preprocessing, Augment(crop="none"))
     assert not never(black).any()
-    often = training_transform(preprocessing, crop="none", erasing=0.25)
+    often = training_transform(preprocessing, Augment(crop="none", erasing=0.25))
     assert 25 < sum(bool(often(black).any()) for _ in range(200)) < 75
 
 
 def test_a_model_of_gray_images_gets_gray_images():
     preprocessing = Preprocessing(size=(32, 32), mean=(0.2,), std=(0.3,))
-    image = training_transform(preprocessing, **EVERYTHING)(ramps(60, 90))
+    image = training_transform(preprocessing, Augment(**EVERYTHING))(ramps(60, 90))
     assert image.shape == (1, 32, 32)
 
 
 def test_three_augment_does_one_of_three_things():
     transform = training_transform(
-        Preprocessing(size=(64, 64)), crop="none", flip=False, three_augment=True
+        Preprocessing(size=(64, 64)), Augment(crop="none", flip=False, three_augment=True)
     )
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     whole = torch.from_numpy(pixels).permute(2, 0, 1)
@@ -197,7 +198,7 @@ def test_three_augment_does_one_of_three_things():
 
 def test_color_jitter_moves_colors_about_where_they_are():
     transform = training_transform(
-        Preprocessing(size=(16, 16)), crop="none", flip=False, color_jitter=0.4
+        Preprocessing(size=(16, 16)), Augment(crop="none", flip=False, color_jitter=0.4)
     )
     picture = Image.new("RGB", (16, 16), (128, 64, 32))
     red = torch.stack([transform(picture)[0].float().mean() for _ in range(100)])
@@ -207,12 +208,12 @@ def test_color_jitter_moves_colors_about_where_they_are():
 
 def test_every_policy_of_autoaugment_is_offered():
     for policy in ("imagenet", "cifar10", "svhn"):
-        transform = training_transform(Preprocessing(size=(32, 32)), autoaugment=policy)
+        transform = training_transform(Preprocessing(size=(32, 32)), Augment(autoaugment=policy))
         assert transform(ramps(40, 40)).shape == (3, 32, 32)
 
 
 def test_nothing_is_on_that_is_not_asked_for():
-    assert Augmentation()._colors((128, 128, 128)) == []
+    assert _color_steps(Augment(), (128, 128, 128)) == []
 
 
 @pytest.mark.parametrize("mean", [(0.5, 0.5, 0.5), IMAGENET_MEAN])

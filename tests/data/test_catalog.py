@@ -25,7 +25,7 @@ from tests.data.pictures import (
 from vitrail.config import load_config
 from vitrail.data.catalog import FLOWER_PHOTOS, from_archive, known_datasets, open_named, source_of
 from vitrail.data.folder import open_folder
-from vitrail.data.opening import open_data, open_parts
+from vitrail.data.opening import open_data, open_run_data
 from vitrail.data.store import pack_data
 from vitrail.errors import FailureError, VitrailError
 
@@ -109,9 +109,9 @@ def test_flowers102_is_training_data_as_in_the_paper(place):
     for part, count in (("train", 10), ("val", 10), ("test", 2)):
         write_classes(place / "flowers102" / part, {f"c{i}": count for i in range(102)})
     assert counts(open_named("flowers102")) == {"train": 1020, "test": 204}
-    trial = counts(open_parts(load_config("finetune/flowers102")))
+    trial = counts(open_run_data(load_config("finetune/flowers102")))
     assert trial["train"] + trial["val"] == 1020
-    retrained = open_parts(load_config("finetune/flowers102", ["data.train_on=train+val"]))
+    retrained = open_run_data(load_config("finetune/flowers102", ["data.train_on=train+val"]))
     assert counts(retrained) == {"train": 1020, "test": 204}
 
 
@@ -123,7 +123,7 @@ def test_what_is_neither_here_nor_to_be_had_is_one_line(place, name):
     with pytest.raises(FailureError) as caught:
         open_named(name)
     message = str(caught.value)
-    assert message.startswith(f"{name} is not in {place} and cannot be fetched (")
+    assert message.startswith(f"{name} is not in {place} and cannot be downloaded (")
     assert f"as {name}/train/<class>/…" in message
     classes = known_datasets()[name].classes
     assert f"{place / name} has 2 folders, expected {classes} classes" in message

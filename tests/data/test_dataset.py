@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitrail.data.dataset import ArraySource, Splits, hold_out, positions, random_subset
+from vitrail.data.dataset import ArraySource, Splits, hash_fractions, hold_out, random_subset
 from vitrail.errors import VitrailError
 
 NAMES = st.lists(st.tuples(st.integers(0, 3), st.text(min_size=1, max_size=6)), unique=True)
@@ -64,7 +64,7 @@ def test_added_files_move_only_what_small_classes_lent(items, more, val, test):
 def by_hash_alone(names: list[str], val: float, test: float) -> dict[str, str]:
     return {
         name: "test" if at < test else "val" if at < test + val else "train"
-        for name, at in zip(names, positions(names), strict=True)
+        for name, at in zip(names, hash_fractions(names), strict=True)
     }
 
 
@@ -76,7 +76,7 @@ def test_a_class_that_a_hash_leaves_out_of_a_part_gives_its_nearest_image(items,
     for label in source.labels if parts else ():
         own = sorted(
             (name for name in source.names if name.startswith(f"{label}/")),
-            key=lambda name: positions([name])[0],
+            key=lambda name: hash_fractions([name])[0],
         )
         found = [[name for name in own if name in parts.get(x, ())] for x in ("test", "val")]
         alone = by_hash_alone(own, val, test)

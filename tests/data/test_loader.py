@@ -12,9 +12,9 @@ from vitrail.data.folder import open_folder
 from vitrail.data.loader import (
     CHUNK,
     Augmented,
-    Share,
-    Stream,
-    derive,
+    RankBatchSampler,
+    ShuffledOrder,
+    derive_seed,
     read_all,
     training_batches,
 )
@@ -40,20 +40,20 @@ def noisy(picture: Image.Image) -> torch.Tensor:
 
 
 def test_each_pass_holds_every_picture_once_in_another_order():
-    stream = Stream(zeros(10), zeros(10), seed=0)
+    stream = ShuffledOrder(zeros(10), zeros(10), seed=0)
     first, second = ([stream[i] for i in range(k, k + 10)] for k in (0, 10))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
 
 
 def test_another_seed_gives_another_order():
-    orders = {tuple(Stream(zeros(20), zeros(20), seed=s).order(0)) for s in range(5)}
+    orders = {tuple(ShuffledOrder(zeros(20), zeros(20), seed=s).permutation(0)) for s in range(5)}
     assert len(orders) == 5
 
 
 def test_shards_are_read_in_windows():
     blocks = np.repeat(np.arange(64), 10)
-    order = Stream(np.zeros(640, dtype=np.int64), blocks, seed=0).order(0)
+    order = ShuffledOrder(np.zeros(640, dtype=np.int64), blocks, seed=0).permutation(0)
     assert sorted(order) == list(range(640))
     for start in range(0, 640, 160):  # 16 blocks of 10
         assert len(set(blocks[order[start : start + 160]])) == 16
@@ -61,7 +61,7 @@ def test_shards_are_read_in_windows():
 
 def test_balanced_sampling_draws_every_class_equally_often():
     targets = np.array([0] * 90 + [1] * 9 + [2])
-    order = Stream(targets, zeros(100), seed=0, balanced=True).order(0)
+    order = ShuffledOrder(targets, zeros(100), seed=0, balanced=True).permutation(0)
     counts = np.bincount(targets[order])
     assert len(order) == 100
     assert counts.min() >= 33
@@ -71,8 +71,8 @@ def test_balanced_sampling_draws_every_class_equally_often():
 
 def batches(start: int, steps: int, *, workers: int = 0, rank: int = 0, world: int = 1):
     dataset = Augmented(source(), noisy, seed=1)
-    stream = Stream(dataset.targets, zeros(10), seed=1)
-    share = Share(stream, batch=4, rank=rank, world=world, start=start)
+    stream = ShuffledOrder(dataset.targets, zeros(10), seed=1)
+    share = RankBatchSampler(stream, batch=4, rank=rank, world=world, start=start)
     found = training_batches(dataset, share, workers=workers, device=CPU)
     return torch.stack([batch.images for batch in islice(found, steps)])
 
@@ -97,8 +97,8 @@ def test_any_rows_come_with_the_image_before_them_in_the_batch_of_all_processes(
     whole = batches(2, 1)[0]
     for rank in range(world):
         dataset = Augmented(source(), noisy, seed=1)
-        stream = Stream(dataset.targets, zeros(10), seed=1)
-        share = Share(stream, batch=4, rank=rank, world=world, start=2, mixing=True)
+        stream = ShuffledOrder(dataset.targets, zeros(10), seed=1)
+        share = RankBatchSampler(stream, batch=4, rank=rank, world=world, start=2, mixing=True)
         batch = next(training_batches(dataset, share, workers=0, device=CPU))
         size = 4 // world
         assert len(batch) == size
@@ -139,7 +139,9 @@ def test_a_broken_picture_is_named_and_the_next_takes_its_place():
     whole = source()
     damaged = Damaged(whole.labels, whole.targets, whole.names, whole.pixels)
     dataset = Augmented(damaged, noisy, seed=0)
-    share = Share(Stream(dataset.targets, zeros(10), seed=0), batch=10, rank=0, world=1, start=0)
+    share = RankBatchSampler(
+        ShuffledOrder(dataset.targets, zeros(10), seed=0), batch=10, rank=0, world=1, start=0
+    )
     batch = next(iter(training_batches(dataset, share, workers=0, device=CPU)))
     assert len(batch.images) == 10
     assert {name for name, _ in batch.broken} == {"8", "9"}
@@ -163,7 +165,7 @@ def test_nothing_but_broken_pictures_is_an_error():
 
 
 def test_seeds_of_their_own():
-    seeds = {derive(a, b) for a in range(30) for b in range(30)}
+    seeds = {derive_seed(a, b) for a in range(30) for b in range(30)}
     assert len(seeds) == 900
     assert min(seeds) >= 0
 

@@ -9,7 +9,7 @@ import pytest
 from tests.data.pictures import contents, encoded, labeled, write, write_classes, write_tar
 from vitrail.config import load_config
 from vitrail.data.dataset import Splits
-from vitrail.data.opening import open_data, open_parts
+from vitrail.data.opening import open_data, open_run_data
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 
@@ -73,7 +73,7 @@ def test_a_list_of_names_says_what_train_keeps(tmp_path):
     assert list(some.part("test").names) == list(whole.part("test").names)
     assert counts(open_data("photos", only="kept.txt", subset=5))["train"] == 5
     (tmp_path / "strangers.txt").write_text("c/1.png\n")
-    assert "lists no image of train" in failure("photos", only="strangers.txt")
+    assert "lists no training image" in failure("photos", only="strangers.txt")
     assert "cannot read the list nowhere.txt" in failure("photos", only="nowhere.txt")
 
 
@@ -109,7 +109,10 @@ def test_a_folder_here_comes_before_a_name_of_the_catalog(tmp_path, capsys):
         assert open_data(where, val=0.0, test=0.0).labels == ("a", "b")
     line = "data     using ./digits, not the catalog's dataset of that name\n"
     assert capsys.readouterr().err == 2 * line
-    assert open_parts(load_config("digits/vit", ["data.val=0", "data.test=0"])).labels == ("a", "b")
+    assert open_run_data(load_config("digits/vit", ["data.val=0", "data.test=0"])).labels == (
+        "a",
+        "b",
+    )
     assert capsys.readouterr().err == line
 
 

@@ -102,10 +102,10 @@ def test_leaks_come_first_and_name_both_pictures():
     assert named(found.sections[1].pairs) == [("picture 2", "picture 3", "near")]
     assert found.leaks == found.sections[:1]
     assert found.lines()[:2] == [
-        "leak   train and test: 1 pair, 1 of equal pixels; 1 image of test",
-        "  equal    picture 1 · picture 1",
+        "leak        train and test: 1 pair, 1 identical; 1 image of test",
+        "  identical picture 1 · picture 1",
     ]
-    assert found.lines()[2] == "twice  inside train: 1 pair, 0 of equal pixels; 1 group"
+    assert found.lines()[2] == "duplicates  within train: 1 pair, 0 identical; 1 group"
 
 
 def test_train_is_freed_of_what_comes_back_in_val_and_test():
@@ -165,8 +165,8 @@ def test_one_picture_in_two_classes_is_pointed_out():
     found = find(Splits(name="photos", train=train)).sections[0]
     assert [(pair.first, pair.labels) for pair in found.conflicts] == [("cat/0", ("cat", "dog"))]
     assert found.lines(1) == [
-        "twice  inside train: 2 pairs, 2 of equal pixels, 1 in two classes; 2 groups",
-        "  equal    cat/0 · dog/2  (two classes)",
+        "duplicates  within train: 2 pairs, 2 identical, 1 in two classes; 2 groups",
+        "  identical cat/0 · dog/2  (two classes)",
         "  … and 1 more",
     ]
 

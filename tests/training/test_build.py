@@ -5,7 +5,7 @@ import torch
 
 import vitrail
 from vitrail.config import load_config
-from vitrail.data.opening import open_parts
+from vitrail.data.opening import open_run_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.runs import Run
@@ -71,4 +71,4 @@ def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weight
 
 def test_stopping_early_needs_a_val_part():
     with pytest.raises(VitrailError, match=r"train.patience needs a val split"):
-        open_parts(load_config(None, [*SHORT, "data.val=0", "train.patience=2"]))
+        open_run_data(load_config(None, [*SHORT, "data.val=0", "train.patience=2"]))

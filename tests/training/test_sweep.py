@@ -58,7 +58,7 @@ def colors(tmp_path_factory) -> list[Path]:
 
 def alone_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where data sets lie; nothing can be fetched."""
-    vtab.tell_once.cache_clear()
+    vtab.say_once.cache_clear()
     monkeypatch.setenv("VITRAIL_CACHE", str(folder / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(folder / "data"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):

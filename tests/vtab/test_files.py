@@ -84,7 +84,7 @@ def test_rows_of_an_npz_come_in_the_order_asked_for(sprites):
 
 def test_a_damaged_npz_is_one_line(sprites):
     sprites.write_bytes(sprites.read_bytes()[:5000])
-    with pytest.raises(FailureError, match=r"cannot read .*npz \(.*\); delete it and fetch it"):
+    with pytest.raises(FailureError, match=r"cannot read .*npz \(.*\); delete it and download it"):
         open_named("vtab/dsprites_loc")
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_npz_is_one_line(sprites):
 )
 def test_an_npz_of_other_numbers_is_one_line(tmp_path, pixels):
     np.savez(tmp_path / "x.npz", imgs=pixels)
-    with pytest.raises(DamagedError, match=r"x.npz \(imgs has no rows of bytes\)"):
+    with pytest.raises(DamagedError, match=r"x.npz \(imgs is not an array of bytes in row order\)"):
         npz_rows(tmp_path / "x.npz", "imgs", np.array([1]))
 
 

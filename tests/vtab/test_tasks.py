@@ -10,7 +10,7 @@ from tests.data.pictures import contents, write
 from vitrail.config import DATASET_SETTINGS, load_config
 from vitrail.data.catalog import known_datasets, open_named
 from vitrail.data.dataset import ArraySource, Splits
-from vitrail.data.opening import open_data, open_parts
+from vitrail.data.opening import open_data, open_run_data
 from vitrail.errors import FailureError, VitrailError
 from vitrail.vtab import tasks as vtab
 
@@ -41,7 +41,7 @@ BROUGHT = {
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
     """Where data sets lie; nothing can be fetched."""
-    vtab.tell_once.cache_clear()
+    vtab.say_once.cache_clear()
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
@@ -78,7 +78,7 @@ def test_there_are_seven_natural_four_specialized_and_eight_structured_tasks():
 @pytest.mark.parametrize("short", vtab.TASKS)
 def test_its_parts_are_as_large_as_the_benchmarks(short, capsys):
     task, data = vtab.TASKS[short], brought(short)
-    assert vtab.sizes(vtab.parted(task, data)) == task.whole
+    assert vtab.sizes(vtab.resplit(task, data)) == task.whole
     found = vtab.as_vtab(short, data)
     assert vtab.sizes(found) == (800, 200, task.whole[2])
     assert len(found.labels) == task.classes
@@ -110,7 +110,7 @@ def test_the_draw_depends_on_names_alone_and_is_told_once(capsys):
 
 def test_caltech_learns_from_thirty_of_each_class():
     task = vtab.TASKS["caltech101"]
-    found = vtab.parted(task, brought("caltech101"))
+    found = vtab.resplit(task, brought("caltech101"))
     learned = np.bincount(np.r_[found.train.targets, found.val.targets])
     assert learned.tolist() == [30] * 102
 
@@ -178,24 +178,26 @@ def test_of_one_list_of_a_thousand_two_hundred_are_val(place, capsys):
     (folder / "train800.txt").unlink()
     data = open_named("vtab/dtd")
     assert vtab.sizes(data) == (800, 200, 30)
-    assert "which 200 of the 1,000 images are val" in capsys.readouterr().err
+    assert "the 200 val images are drawn from the 1,000" in capsys.readouterr().err
 
 
 def test_retraining_takes_the_800_and_the_200(place):
     write_lists(place / "vtab" / "dtd", classes=47)
     config = load_config(None, ["data.source=vtab/dtd", "data.train_on=train+val"])
-    assert len(open_parts(config).train.targets) == 1000
+    assert len(open_run_data(config).train.targets) == 1000
 
 
 def test_lists_of_another_task_are_told_apart(place):
     write_lists(place / "vtab" / "dtd", classes=48)
-    with pytest.raises(VitrailError, match="vtab/dtd has 47 classes, the data here 48"):
+    with pytest.raises(VitrailError, match="vtab/dtd has 47 classes, but this dataset has 48"):
         open_named("vtab/dtd")
 
 
 def test_data_that_is_not_whole_is_one_line():
     few = Splits(name="x", train=source("train", 500, 37), test=source("test", 9, 37))
-    with pytest.raises(VitrailError, match="vtab/pets: 400 images can be train, VTAB-1k has 800"):
+    with pytest.raises(
+        VitrailError, match="vtab/pets: only 400 images available for train, but VTAB-1k needs 800"
+    ):
         vtab.as_vtab("pets", few)
 
 
@@ -203,7 +205,9 @@ def test_data_that_is_not_whole_is_one_line():
 def test_a_thousand_images_without_a_test_part_are_not_tested_on_themselves(brought):
     parts = zip(("train", "val"), brought, strict=True)
     data = Splits(name="x", **{part: source(part, n, 37) for part, n in parts if n})
-    with pytest.raises(VitrailError, match="vtab/pets: the data has the 1,000 images and no test"):
+    with pytest.raises(
+        VitrailError, match="vtab/pets: the data has the 1,000 training images but no test"
+    ):
         vtab.as_vtab("pets", data)
 
 

@@ -1,4 +1,4 @@
-"""Augmentation: of each image in the workers, and of batches on the device.
+"""Augmentation of single images in the workers, and of batches on the device.
 
 Workers return uint8 tensors, a quarter of the data of floats; `normalize` converts them on the
 device. All random numbers come from torch's global generator.
@@ -7,7 +7,7 @@ device. All random numbers come from torch's global generator.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
+from vitrail.config import Augment
 from vitrail.data.preprocessing import Preprocessing
 
 Color = tuple[int, ...]
@@ -25,73 +26,56 @@ _PADDING = 8
 
 
 def training_transform(
-    preprocessing: Preprocessing, **options: Any
+    preprocessing: Preprocessing, augment: Augment
 ) -> Callable[[Image.Image], UInt8[Tensor, "c y x"]]:
     """From an image to an augmented uint8 tensor of `preprocessing.size`.
 
-    `options` are the fields of `Augmentation`. The result can be pickled for worker processes.
+    Mixup and CutMix are for batches: see `mix`. The result can be pickled for worker processes.
     """
-    return v2.Compose(Augmentation(**options).steps(preprocessing))
+    fill = _mean_color(preprocessing)
+    gray: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
+    colors = _color_steps(augment, fill)
+    if augment.crop == "pad":
+        flip: list[_Step] = [_mirrored] if augment.flip else []
+        steps = [_Whole(preprocessing), _shifted, *flip, *colors, _to_tensor]
+    else:
+        flip = [v2.RandomHorizontalFlip()] if augment.flip else []
+        if colors:
+            # Pillow recolors several times faster than torch, and torch crops twice as fast.
+            colors = [_to_pil, *colors, _to_tensor]
+        steps = [*_crop_steps(augment, preprocessing), *flip, *colors]
+    erase: list[_Step] = [_Erase(augment.erasing, fill)] if augment.erasing else []
+    return v2.Compose([*gray, *steps, *erase])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """Augmentation of one image. The settings of `augment` explain each field."""
+def _crop_steps(augment: Augment, preprocessing: Preprocessing) -> list[_Step]:
+    rows, columns = size = preprocessing.size
+    mode = InterpolationMode(preprocessing.interpolation)
+    resampling: dict[str, Any] = {"interpolation": mode, "antialias": preprocessing.antialias}
+    if augment.crop == "inception":
+        # Aspect ratios from 3/4 to 4/3 of the model's.
+        ratio = (0.75 * columns / rows, columns / (0.75 * rows))
+        area = (augment.area, 1.0)
+        return [_to_tensor, v2.RandomResizedCrop(size, scale=area, ratio=ratio, **resampling)]
+    if augment.crop == "resize":
+        resize = v2.Resize(_larger(preprocessing), **resampling)
+        return [_to_tensor, resize, v2.RandomCrop(size)]
+    return _whole_image(preprocessing)
 
-    crop: Literal["inception", "resize", "pad", "none"] = "inception"
-    area: float = 0.05
-    flip: bool = True
-    randaugment_layers: int = 0
-    randaugment_magnitude: float = 10.0
-    autoaugment: Literal["", "imagenet", "cifar10", "svhn"] = ""
-    three_augment: bool = False
-    color_jitter: float = 0.0
-    erasing: float = 0.0
 
-    def steps(self, preprocessing: Preprocessing) -> list[_Step]:
-        fill = _mean_color(preprocessing)
-        gray: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
-        colors = self._colors(fill)
-        if self.crop == "pad":
-            flip: list[_Step] = [_mirrored] if self.flip else []
-            steps = [_Whole(preprocessing), _shifted, *flip, *colors, _to_tensor]
-        else:
-            flip = [v2.RandomHorizontalFlip()] if self.flip else []
-            if colors:
-                # Pillow recolors several times faster than torch, and torch crops twice as fast.
-                colors = [_to_pil, *colors, _to_tensor]
-            steps = [*self._crop(preprocessing), *flip, *colors]
-        erase: list[_Step] = [_Erase(self.erasing, fill)] if self.erasing else []
-        return [*gray, *steps, *erase]
-
-    def _crop(self, preprocessing: Preprocessing) -> list[_Step]:
-        rows, columns = size = preprocessing.size
-        mode = InterpolationMode(preprocessing.interpolation)
-        resampling: dict[str, Any] = {"interpolation": mode, "antialias": preprocessing.antialias}
-        if self.crop == "inception":
-            # Aspect ratios from 3/4 to 4/3 of the model's.
-            ratio = (0.75 * columns / rows, columns / (0.75 * rows))
-            area = (self.area, 1.0)
-            cut = v2.RandomResizedCrop(size, scale=area, ratio=ratio, **resampling)
-            return [_to_tensor, cut]
-        if self.crop == "resize":
-            cut_from = v2.Resize(_larger(preprocessing), **resampling)
-            return [_to_tensor, cut_from, v2.RandomCrop(size)]
-        return _whole_image(preprocessing)
-
-    def _colors(self, fill: Color) -> list[_Step]:
-        """What changes colors and shapes of PIL images."""
-        steps: list[_Step] = []
-        if self.randaugment_layers:
-            steps.append(RandAugment(self.randaugment_layers, self.randaugment_magnitude, fill))
-        if self.autoaugment:
-            policy = v2.AutoAugmentPolicy(self.autoaugment)
-            steps.append(v2.AutoAugment(policy, fill=list(fill)))
-        if self.three_augment:
-            steps.append(_three_augment)
-        if self.color_jitter:
-            steps.append(v2.ColorJitter(*[self.color_jitter] * 3))
-        return steps
+def _color_steps(augment: Augment, fill: Color) -> list[_Step]:
+    """What changes colors and shapes of PIL images."""
+    steps: list[_Step] = []
+    if augment.randaugment_layers:
+        steps.append(RandAugment(augment.randaugment_layers, augment.randaugment_magnitude, fill))
+    if augment.autoaugment:
+        policy = v2.AutoAugmentPolicy(augment.autoaugment)
+        steps.append(v2.AutoAugment(policy, fill=list(fill)))
+    if augment.three_augment:
+        steps.append(_three_augment)
+    if augment.color_jitter:
+        steps.append(v2.ColorJitter(*[augment.color_jitter] * 3))
+    return steps
 
 
 def _mean_color(preprocessing: Preprocessing) -> Color:
@@ -163,7 +147,7 @@ class _Erase:
 
 @cache
 def _eraser(fill: Any) -> v2.RandomErasing:
-    """torchvision's, with probability 1: it is slow to decide to do nothing."""
+    """torchvision's RandomErasing that always erases: it is slow even if it does nothing."""
     return v2.RandomErasing(1.0, value=fill)
 
 
@@ -235,7 +219,7 @@ def _mixer(mixup: float, cutmix: float, classes: int) -> Callable[..., Any]:
 
 
 _Operation = Callable[[Image.Image, float, Color], Image.Image]
-"""Of an image, the magnitude as a share of the original scale, and the fill color."""
+"""Takes an image, the magnitude as a fraction of the original scale, and the fill color."""
 
 _REFERENCE_SIDE = 224
 

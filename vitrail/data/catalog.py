@@ -15,24 +15,24 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache as cached
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vitrail.console import import_optional
 from vitrail.data.dataset import (
     ArraySource,
     Source,
     Splits,
-    positions,
+    hash_fractions,
     stable_name,
     stratified,
     subset,
 )
 from vitrail.data.folder import FolderSource, open_folder, parts_of, sub_folders
-from vitrail.data.shards import ShardSource, holds_shards, open_shards
+from vitrail.data.shards import ShardSource, has_shards, open_shards
 from vitrail.data.store import is_store, open_store
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import cache_folder, disk_errors, download_lock, failure_reason, fetch_file
@@ -40,7 +40,7 @@ from vitrail.files import cache_folder, disk_errors, download_lock, failure_reas
 # torchvision's datasets: downloaded by torchvision, read from their lists of files.
 
 _Arguments = Mapping[str, Mapping[str, Any]]
-"""What torchvision's class is given for each split."""
+"""The arguments of torchvision's class for each split."""
 
 WHOLE: _Arguments = {"train": {}}
 FLAG: _Arguments = {"train": {"train": True}, "test": {"train": False}}
@@ -56,11 +56,14 @@ def from_torchvision(kind: str, splits: _Arguments, name: str, folder: Path) -> 
     from torchvision import datasets
 
     make = getattr(datasets, kind)
-    sources = {split: source_of(get(make, given, name, folder)) for split, given in splits.items()}
+    sources = {
+        split: source_of(load_torchvision(make, given, name, folder))
+        for split, given in splits.items()
+    }
     return Splits(name=name, **sources)
 
 
-def get(make: Any, arguments: Mapping[str, Any], name: str, folder: Path) -> Any:
+def load_torchvision(make: Any, arguments: Mapping[str, Any], name: str, folder: Path) -> Any:
     """torchvision's dataset, downloaded if necessary."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +150,7 @@ def _digits(name: str, folder: Path) -> Splits:
     targets = table[:, -1]
     names = [f"{target}/{index}" for index, target in enumerate(targets)]
     source = ArraySource(tuple("0123456789"), targets, names, pixels)
-    test = stratified(positions(names), targets, 0.2, 0.0)["test"]
+    test = stratified(hash_fractions(names), targets, 0.2, 0.0)["test"]
     return Splits(name=name, train=subset(source, ~test), test=subset(source, test))
 
 
@@ -241,15 +244,15 @@ class CatalogEntry:
     """Downloads the dataset of that name into a folder; None if it may not be redistributed."""
     origin: str = "torchvision"
     parts: Callable[[Splits], Splits] = lambda data: data
-    """From the splits that the data comes with to those that everyone compares on."""
+    """Turns the splits of the stored data into those that published results use."""
     lists: Callable[[str, Path], Splits | None] | None = None
     """Opens the data from file lists, which take precedence, if there are any."""
     task: Any = None
     """The benchmark's task, with its `title` and `group`."""
 
 
-def tv(kind: str, splits: _Arguments) -> Callable[[str, Path], Splits]:
-    """How torchvision's class of that name gets the data."""
+def torchvision_dataset(kind: str, splits: _Arguments) -> Callable[[str, Path], Splits]:
+    """A function that downloads and opens torchvision's dataset of that name."""
     return partial(from_torchvision, kind, splits)
 
 
@@ -263,30 +266,45 @@ _IMAGENET_V2 = partial(
     "imagenetv2-matched-frequency.tar.gz",
 )
 
-_FLOWERS102 = tv("Flowers102", TWO)
+_FLOWERS102 = torchvision_dataset("Flowers102", TWO)
 
 _ENTRIES: dict[str, tuple[Any, ...]] = {
     "digits": ("handwritten digits, 8 px", 10, 1_797, _digits, "scikit-learn"),
-    "mnist": ("handwritten digits, 28 px", 10, 70_000, tv("MNIST", FLAG)),
-    "fashion_mnist": ("clothes, 28 px", 10, 70_000, tv("FashionMNIST", FLAG)),
-    "kmnist": ("Japanese letters, 28 px", 10, 70_000, tv("KMNIST", FLAG)),
-    "svhn": ("house numbers, 32 px", 10, 99_289, tv("SVHN", TWO)),
-    "cifar10": ("objects, 32 px", 10, 60_000, tv("CIFAR10", FLAG)),
-    "cifar100": ("objects, 32 px", 100, 60_000, tv("CIFAR100", FLAG)),
-    "stl10": ("objects, 96 px", 10, 13_000, tv("STL10", TWO)),
+    "mnist": ("handwritten digits, 28 px", 10, 70_000, torchvision_dataset("MNIST", FLAG)),
+    "fashion_mnist": ("clothes, 28 px", 10, 70_000, torchvision_dataset("FashionMNIST", FLAG)),
+    "kmnist": ("Japanese letters, 28 px", 10, 70_000, torchvision_dataset("KMNIST", FLAG)),
+    "svhn": ("house numbers, 32 px", 10, 99_289, torchvision_dataset("SVHN", TWO)),
+    "cifar10": ("objects, 32 px", 10, 60_000, torchvision_dataset("CIFAR10", FLAG)),
+    "cifar100": ("objects, 32 px", 100, 60_000, torchvision_dataset("CIFAR100", FLAG)),
+    "stl10": ("objects, 96 px", 10, 13_000, torchvision_dataset("STL10", TWO)),
     "flower_photos": ("flowers", 5, 3_670, FLOWER_PHOTOS, "TensorFlow", _every_fifth),
     "flowers102": ("flowers (Oxford)", 102, 7_169, _FLOWERS102, "torchvision", _without_val),
-    "pets": ("cats and dogs by breed (Oxford-IIIT)", 37, 7_349, tv("OxfordIIITPet", PETS)),
-    "food101": ("dishes", 101, 101_000, tv("Food101", TWO)),
-    "dtd": ("textures", 47, 5_640, tv("DTD", THREE)),
-    "eurosat": ("land use from space, 64 px", 10, 27_000, tv("EuroSAT", WHOLE)),
-    "caltech101": ("objects", 101, 8_677, tv("Caltech101", WHOLE)),
-    "sun397": ("scenes", 397, 108_754, tv("SUN397", WHOLE)),
-    "gtsrb": ("German traffic signs", 43, 39_270, tv("GTSRB", TWO)),
-    "country211": ("photographs by country", 211, 63_300, tv("Country211", VALID)),
-    "fgvc_aircraft": ("aircraft by variant", 100, 10_000, tv("FGVCAircraft", THREE)),
-    "stanford_cars": ("cars by model", 196, 16_185, tv("StanfordCars", TWO)),
-    "imagenette": ("ten classes of ImageNet", 10, 13_394, tv("Imagenette", VAL_IS_TEST)),
+    "pets": (
+        "cats and dogs by breed (Oxford-IIIT)",
+        37,
+        7_349,
+        torchvision_dataset("OxfordIIITPet", PETS),
+    ),
+    "food101": ("dishes", 101, 101_000, torchvision_dataset("Food101", TWO)),
+    "dtd": ("textures", 47, 5_640, torchvision_dataset("DTD", THREE)),
+    "eurosat": ("land use from space, 64 px", 10, 27_000, torchvision_dataset("EuroSAT", WHOLE)),
+    "caltech101": ("objects", 101, 8_677, torchvision_dataset("Caltech101", WHOLE)),
+    "sun397": ("scenes", 397, 108_754, torchvision_dataset("SUN397", WHOLE)),
+    "gtsrb": ("German traffic signs", 43, 39_270, torchvision_dataset("GTSRB", TWO)),
+    "country211": ("photographs by country", 211, 63_300, torchvision_dataset("Country211", VALID)),
+    "fgvc_aircraft": (
+        "aircraft by variant",
+        100,
+        10_000,
+        torchvision_dataset("FGVCAircraft", THREE),
+    ),
+    "stanford_cars": ("cars by model", 196, 16_185, torchvision_dataset("StanfordCars", TWO)),
+    "imagenette": (
+        "ten classes of ImageNet",
+        10,
+        13_394,
+        torchvision_dataset("Imagenette", VAL_IS_TEST),
+    ),
     "imagenet": ("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", _imagenet),
     "imagenet21k": ("all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"),
     "imagenet_v2": ("new test images", 1_000, 10_000, _IMAGENET_V2, "its authors", _all_test),
@@ -298,12 +316,8 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
 def known_datasets() -> dict[str, CatalogEntry]:
     """The catalog, with the tasks of VTAB if that package is installed."""
     entries = {name: CatalogEntry(*fields) for name, fields in _ENTRIES.items()}
-    try:
-        return entries | import_module("vitrail.vtab.tasks").entries()
-    except ModuleNotFoundError as error:
-        if error.name not in ("vitrail.vtab", "vitrail.vtab.tasks"):
-            raise
-        return entries
+    vtab = import_optional("vtab.tasks")
+    return entries if vtab is None else entries | vtab.entries()
 
 
 def data_folder() -> Path:
@@ -313,16 +327,16 @@ def data_folder() -> Path:
 
 
 def open_named(name: str) -> Splits:
-    """A dataset of the catalog, with the splits that everyone compares on."""
+    """A dataset of the catalog, with the splits that published results use."""
     entry, folder = known_datasets()[name], data_folder()
     data = entry.lists(name, folder) if entry.lists is not None else None
     if data is None:
-        data = here(folder / name, entry)
+        data = open_local(folder / name, entry)
     if data is None:
         if entry.fetch is None:
             raise FailureError(
-                f"{name} cannot be downloaded; set VITRAIL_DATA to the folder that has {name}/, "
-                "which holds class folders, train/ and val/ with class folders, or tar files"
+                f"{name} cannot be downloaded; set VITRAIL_DATA to the folder that contains {name}/"
+                " with class folders, with train/ and val/ of class folders, or with tar files"
             )
         try:
             data = entry.fetch(name, folder)
@@ -342,9 +356,9 @@ def _classes_in(folder: Path) -> int:
     return len(sub_folders(folder / next(iter(parts_of(folder).values()), "")))
 
 
-def here(folder: Path, entry: CatalogEntry) -> Splits | None:
-    """The data in its own folder. torchvision unpacks into folders of these names as well: they
-    are recognized by the number of classes."""
+def open_local(folder: Path, entry: CatalogEntry) -> Splits | None:
+    """The data in a folder, if it is there. torchvision also unpacks into folders of these names:
+    class folders count only if they are as many as the classes."""
     if not folder.is_dir():
         return None
     if is_store(folder):
@@ -352,4 +366,4 @@ def here(folder: Path, entry: CatalogEntry) -> Splits | None:
     classes = _classes_in(folder)
     if classes == entry.classes or (classes and entry.fetch is None):
         return open_folder(folder)
-    return open_shards(str(folder)) if holds_shards(folder) else None
+    return open_shards(str(folder)) if has_shards(folder) else None

@@ -5,20 +5,19 @@ Finding duplicates and their report are packages that an installation may lack.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image
 
 from vitrail.config import build_config, changed_settings, parse_setting, set_value, with_settings
-from vitrail.console import Advance, count_progress, echo, print_table
-from vitrail.data.dataset import Broken, Source, Splits
+from vitrail.console import Advance, count_progress, echo, print_table, require
+from vitrail.data.dataset import Broken, Source, Splits, listed
 from vitrail.data.loader import read_all
-from vitrail.data.opening import open_original, open_parts
+from vitrail.data.opening import open_run_data, open_stored
+from vitrail.data.sheets import contact_sheet
 from vitrail.data.store import pack_data
 from vitrail.errors import VitrailError
 from vitrail.files import atomic_write, write_text
@@ -26,9 +25,9 @@ from vitrail.files import atomic_write, write_text
 _FEW = 10
 """Images that a class needs for a model to learn it at all."""
 _UNEVEN = 10.0
-"""Between the largest and the smallest class."""
+"""Ratio of the largest to the smallest class above which a warning is given."""
 _SMALL = 32
-"""Pixels of the shorter side."""
+"""Images with a shorter side are reported as small."""
 _PURPOSES = {
     "train": "train on",
     "val": "choose settings on",
@@ -45,7 +44,7 @@ class CheckOptions:
     """Decode every image."""
     duplicates: bool = False
     against: tuple[str, ...] = ()
-    """Other datasets to look for duplicates in."""
+    """Other datasets to search for duplicates."""
     mirrored: bool = False
     """Mirror images are duplicates, too."""
     report: str = ""
@@ -73,33 +72,33 @@ def inspect_dataset(
     for name, value in [("data.source", str(what)), *pairs]:
         set_value(values, name, value)
     config = build_config(values)
-    original = open_original(what, unlabeled=not config.train.uses_labels)
-    data = whole = open_parts(config, changed_settings(config), original)
+    original = open_stored(what, unlabeled=not config.train.uses_labels)
+    data = whole = open_run_data(config, changed_settings(config), original)
     if options.pack:
         # A store is split when it is opened, as the data itself would be.
         undivided = with_settings(config, data__val=0.0, data__test=0.0)
-        whole = open_parts(undivided, original=original)
+        whole = open_run_data(undivided, original=original)
     result: dict[str, Any] = {}
     with count_progress(f"reading {data.name}") as advance:
         result["check"] = (
-            check(data, workers=options.workers, progress=advance)
+            check_images(data, workers=options.workers, progress=advance)
             if options.check
-            else describe(data)
+            else describe_dataset(data)
         )
         if searching:
-            duplicates = _leaf("duplicates.find", "finding duplicates")
+            duplicates = require("duplicates.find", "finding duplicates")
             result["duplicates"] = duplicates.find(
                 whole,
-                against=[open_original(other) for other in options.against],
+                against=[open_stored(other) for other in options.against],
                 inside=options.duplicates,
                 options=duplicates.MatchOptions(mirrored=options.mirrored),
                 workers=options.workers,
                 progress=advance,
             )
-    result |= _written(whole, options, result.get("duplicates"))
+    result |= _write_outputs(whole, options, result.get("duplicates"))
     if options.sheet:
         target = Path(f"{Path(data.name).name or 'data'}-sheet.jpg")
-        image = sheet(data.part("train"))
+        image = contact_sheet(data.part("train"))
         atomic_write(target, lambda part: image.save(part, format="JPEG", quality=88))
         result["sheet"] = str(target)
     if options.split:
@@ -107,19 +106,12 @@ def inspect_dataset(
     return result
 
 
-def _leaf(module: str, purpose: str) -> Any:
-    package = f"vitrail.{module.partition('.')[0]}"
-    if find_spec(package) is None:
-        raise VitrailError(f"{purpose} needs the package {package}, which is not installed")
-    return import_module(f"vitrail.{module}")
-
-
-def _written(data: Splits, options: CheckOptions, duplicates: Any) -> dict[str, Any]:
+def _write_outputs(data: Splits, options: CheckOptions, duplicates: Any) -> dict[str, Any]:
     """Writes the page, the list and the store; returns where, and what was left out."""
     result: dict[str, Any] = {}
     removed: dict[str, str] = {}
     if options.report:
-        page = _leaf("reporting.duplicates", "--report")
+        page = require("reporting.duplicates", "--report")
         result["report"] = str(page.write(duplicates, Path(options.report)))
     if options.filtered or options.against:
         train, removed = duplicates.without_leaks(data)
@@ -154,7 +146,7 @@ class SplitStats:
         return sum(self.counts.values())
 
     def spread(self) -> dict[str, dict[str, int | float]] | None:
-        """Smallest, middle and largest width and height."""
+        """Smallest, median and largest width and height."""
         if self.sizes is None or not len(self.sizes):
             return None
         return {
@@ -179,8 +171,8 @@ class SplitStats:
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """What is known about a dataset, for the terminal and as JSON."""
+class DatasetReport:
+    """Classes, counts and warnings of a dataset, for the terminal and as JSON."""
 
     name: str
     labels: tuple[str, ...]
@@ -212,7 +204,7 @@ class Inspection:
         first = self.parts[0]  # the split whose balance matters
         few = [f"{label} ({n})" for label, n in first.counts.items() if 0 < n < _FEW]
         if few:
-            lines.append(f"{first.name} has fewer than {_FEW} images of {_some(few)}")
+            lines.append(f"{first.name} has fewer than {_FEW} images of {listed(few, quote='')}")
         if self.imbalance > _UNEVEN:
             lines.append(
                 f"the largest class has {self.imbalance:.0f} times as many images as the "
@@ -264,19 +256,21 @@ class Inspection:
         return lines + [f"warning  {warning}" for warning in self.warnings()]
 
 
-def describe(data: Splits) -> Inspection:
+def describe_dataset(data: Splits) -> DatasetReport:
     """Classes and counts, without decoding anything."""
     parts = []
     for name, source in data.parts.items():
         counts = np.bincount(source.targets, minlength=len(source.labels)).tolist()
         by_label = dict.fromkeys(data.labels, 0) | dict(zip(source.labels, counts, strict=True))
         parts.append(SplitStats(name=name, counts=by_label))
-    return Inspection(data.name, data.labels, tuple(parts))
+    return DatasetReport(data.name, data.labels, tuple(parts))
 
 
-def check(data: Splits, *, workers: int = 0, progress: Advance | None = None) -> Inspection:
-    """The same after decoding every image."""
-    described = describe(data)
+def check_images(
+    data: Splits, *, workers: int = 0, progress: Advance | None = None
+) -> DatasetReport:
+    """Like `describe_dataset`, but also decodes every image."""
+    described = describe_dataset(data)
     parts = [_read_part(part, data.part(part.name), workers, progress) for part in described.parts]
     return replace(described, parts=tuple(parts))
 
@@ -284,7 +278,7 @@ def check(data: Splits, *, workers: int = 0, progress: Advance | None = None) ->
 def absent_classes(parts: Sequence[SplitStats]) -> list[str]:
     """A warning for each split that lacks classes."""
     return [
-        f"{part.name} has no images of {_some(labels)}; add some, or try data.split=stratified"
+        f"{part.name} has no images of {listed(labels)}; add some, or try data.split=stratified"
         for part in parts
         if (labels := [label for label, count in part.counts.items() if not count])
     ]
@@ -322,12 +316,13 @@ def show_result(result: dict[str, Any], table: bool) -> None:
     for part, names in result.get("split", {}).items():
         echo("\n".join(f"{part}\t{name}" for name in names))
     if table:
-        show(result["check"])
+        show_report(result["check"])
     if "duplicates" in result:
         echo("\n".join(result["duplicates"].lines()))
     if "kept" in result:
         echo(
-            f"kept   {result['kept']:,} of train, {result['removed']:,} have a duplicate elsewhere"
+            f"kept {result['kept']:,} training images, "
+            f"removed {result['removed']:,} with duplicates elsewhere"
         )
     for name, reason in result.get("pack", ()):
         echo(f"left out  {name}: {reason}")
@@ -336,109 +331,10 @@ def show_result(result: dict[str, Any], table: bool) -> None:
             echo(f"{what}  {result[what]}")
 
 
-def show(inspection: Inspection) -> None:
+def show_report(report: DatasetReport) -> None:
     """Prints counts, classes, sizes and warnings."""
-    counts = " · ".join(f"{part.total:,} {part.name}" for part in inspection.parts)
-    echo(f"{inspection.name}  {counts} · {len(inspection.labels):,} classes\n")
-    print_table(*inspection.rows())
-    if lines := inspection.lines():
+    counts = " · ".join(f"{part.total:,} {part.name}" for part in report.parts)
+    echo(f"{report.name}  {counts} · {len(report.labels):,} classes\n")
+    print_table(*report.rows())
+    if lines := report.lines():
         echo("\n" + "\n".join(lines))
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    """`a, b, c` or `a, b, c, d, e and 12 more`."""
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
-
-
-# Contact sheets.
-
-_PAPER, _INK, _FRAME = (255, 255, 255), (68, 68, 68), (236, 236, 236)
-
-
-def sheet(
-    source: Source, *, columns: int = 8, rows: int = 8, side: int = 128, seed: int = 0
-) -> Image.Image:
-    """A contact sheet: images drawn evenly from the classes, in class order, with captions."""
-    chosen = drawn(source, columns * rows, seed)
-    if not chosen:
-        raise VitrailError("there are no images for a contact sheet")
-    tiles, captions = [], []
-    for index in chosen:
-        try:
-            tiles.append(source.image(index))
-        except VitrailError:
-            tiles.append(_broken_tile(source.names[index], side))
-        captions.append(source.labels[source.targets[index]])
-    return grid(tiles, columns=columns, side=side, captions=captions)
-
-
-def drawn(source: Source, count: int, seed: int) -> list[int]:
-    """Indices of images drawn as evenly from the classes as possible, in class order."""
-    generator = np.random.default_rng(seed)
-    targets = source.targets
-    shuffled = generator.permutation(len(targets))
-    by_class = shuffled[np.argsort(targets[shuffled], kind="stable")]
-    sizes = np.bincount(targets, minlength=len(source.labels))
-    turn = np.arange(len(targets)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    # One image of every class, then a second of each, and so on; the last round is a lottery.
-    order = np.lexsort((generator.random(len(targets)), turn))
-    return by_class[np.sort(order[:count])].tolist()
-
-
-def grid(
-    images: Sequence[Image.Image], *, columns: int, side: int, captions: Sequence[str] | None = None
-) -> Image.Image:
-    """Images in rows, each padded to a square, with an optional caption below."""
-    if captions is not None and len(captions) != len(images):
-        raise VitrailError(f"{len(images)} images, but {len(captions)} captions")
-    columns = max(1, min(columns, len(images)))
-    gap, text = max(4, side // 16), max(9, side // 11)
-    font = letters(text)
-    line = 0 if captions is None else round(1.6 * text)
-    across, down = side + gap, side + line + gap
-    paper = Image.new(
-        "RGB", (gap + columns * across, gap + -(-len(images) // columns) * down), _PAPER
-    )
-    pen = ImageDraw.Draw(paper)
-    for number, image in enumerate(images):
-        x, y = gap + number % columns * across, gap + number // columns * down
-        paper.paste(_tile(image, side), (x, y))
-        if captions is not None:
-            caption = shortened(captions[number], font, side)
-            pen.text((x + side / 2, y + side + line / 2), caption, _INK, font, anchor="mm")
-    return paper
-
-
-def _tile(image: Image.Image, side: int) -> Image.Image:
-    """An image padded to a square; tiny ones keep their pixels sharp."""
-    enlarged = side >= 4 * max(image.size)
-    method = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
-    return ImageOps.pad(image.convert("RGB"), (side, side), method, color=_FRAME)
-
-
-def _broken_tile(name: str, side: int) -> Image.Image:
-    """A gray tile with the name of an image that cannot be decoded."""
-    paper = Image.new("RGB", (side, side), (200, 200, 200))
-    pen, font = ImageDraw.Draw(paper), letters(max(8, side // 12))
-    for line, word in enumerate(("broken", name.rpartition("/")[2])):
-        at = (side / 2, side * (0.42 + 0.16 * line))
-        pen.text(at, shortened(word, font, side - 8), _INK, font, anchor="mm")
-    return paper
-
-
-def letters(size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans from matplotlib: Pillow's own font lacks even ö."""
-    from matplotlib import get_data_path
-
-    return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
-
-
-def shortened(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """The text on one line, cut to the width."""
-    text = " ".join(text.split())
-    if font.getlength(text) <= width:
-        return text
-    while text and font.getlength(text + "…") > width:
-        text = text[:-1]
-    return text.rstrip() + "…"

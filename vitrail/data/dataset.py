@@ -22,8 +22,8 @@ from vitrail.errors import FailureError, VitrailError
 
 SplitMethod = Literal["hash", "stratified", "hash alone"]
 """`hash alone` is how earlier versions split: a small class could be missing from a split."""
-_At = Float[np.ndarray, " n"]
-"""The hashes of names, from 0 to 1."""
+_Fractions = Float[np.ndarray, " n"]
+"""Hashes of names, from 0 to 1: those below a fraction f are about the fraction f of all names."""
 _HeldOut = dict[str, Bool[np.ndarray, " n"]]
 """Which images go to val and to test."""
 
@@ -241,9 +241,10 @@ def sort_classes(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(unique))
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first few names of a list."""
-    return ", ".join(f"'{name}'" for name in names[:5]) + (", …" if len(names) > 5 else "")
+def listed(names: Sequence[str], most: int = 5, quote: str = "'") -> str:
+    """`'a', 'b'`, or `'a', 'b', 'c', 'd', 'e' and 12 more`."""
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(f"{quote}{name}{quote}" for name in names[:most]) + rest
 
 
 def pack_strings(strings: Iterable[str]) -> UInt8[np.ndarray, " bytes"]:
@@ -260,13 +261,13 @@ def unpack_strings(array: UInt8[np.ndarray, " bytes"]) -> list[str]:
 
 
 def hold_out(data: Splits, *, val: float, test: float, how: SplitMethod) -> Splits:
-    """The data with val and test; a split it does not come with is taken out of train."""
+    """The data with val and test; if one is missing, it is taken out of train."""
     if not (0 <= val < 1 and 0 <= test < 1 and val + test < 1):
         raise VitrailError(
             f"data.val={val:g} and data.test={test:g} leave nothing to train on; "
             "choose fractions that sum to less than 1"
         )
-    if how not in _WAYS:
+    if how not in _SPLIT_METHODS:
         raise VitrailError(f"data.split={how}: expected hash or stratified")
     train = data.train
     fractions = {
@@ -275,10 +276,10 @@ def hold_out(data: Splits, *, val: float, test: float, how: SplitMethod) -> Spli
     }
     if train is None or not any(fractions.values()):
         return data
-    # Data that comes with one of them may have been split by these very hashes: use others then.
+    # Data that has one of them already may have been split by these very hashes: use others then.
     salt = "" if data.val is None and data.test is None else "rest/"
-    at = positions(f"{salt}{name}" for name in train.names)
-    held_out = _WAYS[how](at, train.targets, fractions["test"], fractions["val"])
+    hashes = hash_fractions(f"{salt}{name}" for name in train.names)
+    held_out = _SPLIT_METHODS[how](hashes, train.targets, fractions["test"], fractions["val"])
     parts: dict[str, Any] = {"train": subset(train, ~(held_out["test"] | held_out["val"]))}
     for part, fraction in fractions.items():
         if fraction:
@@ -299,40 +300,46 @@ def _too_few(name: str, source: Source, part: str, how: SplitMethod) -> VitrailE
     )
 
 
-def _by_hash(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+def _by_hash(
+    hashes: _Fractions, targets: Int[np.ndarray, " n"], test: float, val: float
+) -> _HeldOut:
     """About the fractions `test` and `val` of each class, at least one image of each in test, then
     in val, and at least one left in train."""
     counts = np.bincount(targets)
     ends = (test, test + val)
-    tests, both = (np.bincount(targets[at < end], minlength=len(counts)) for end in ends)
+    tests, both = (np.bincount(targets[hashes < end], minlength=len(counts)) for end in ends)
     # One is left for val even if `val` is 0: test must not depend on it.
     tests = np.clip(tests, int(test > 0), np.maximum(counts - 2, 1))
-    return _lowest(at, targets, tests, np.maximum(both, tests + 1) if val else tests)
+    return _lowest(hashes, targets, tests, np.maximum(both, tests + 1) if val else tests)
 
 
-def _by_hash_alone(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
-    return {"test": at < test, "val": (at >= test) & (at < test + val)}
+def _by_hash_alone(
+    hashes: _Fractions, targets: Int[np.ndarray, " n"], test: float, val: float
+) -> _HeldOut:
+    return {"test": hashes < test, "val": (hashes >= test) & (hashes < test + val)}
 
 
-def stratified(at: _At, targets: Int[np.ndarray, " n"], test: float, val: float) -> _HeldOut:
+def stratified(
+    hashes: _Fractions, targets: Int[np.ndarray, " n"], test: float, val: float
+) -> _HeldOut:
     """Exactly the fractions of each class, rounded, with at least one image left in train."""
     counts = np.bincount(targets)
     tests = np.round(counts * test).astype(int)
-    return _lowest(at, targets, tests, tests + np.round(counts * val).astype(int))
+    return _lowest(hashes, targets, tests, tests + np.round(counts * val).astype(int))
 
 
-_WAYS = {"hash": _by_hash, "stratified": stratified, "hash alone": _by_hash_alone}
+_SPLIT_METHODS = {"hash": _by_hash, "stratified": stratified, "hash alone": _by_hash_alone}
 
 
 def _lowest(
-    at: _At,
+    hashes: _Fractions,
     targets: Int[np.ndarray, " n"],
     tests: Int[np.ndarray, " classes"],
     both: Int[np.ndarray, " classes"],
 ) -> _HeldOut:
     """Of each class, the lowest `tests` hashes are test, those up to `both` val; never all."""
     counts = np.bincount(targets)
-    order = np.lexsort((at, targets))
+    order = np.lexsort((hashes, targets))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     spare = np.maximum(counts - 1, 0)
@@ -347,11 +354,11 @@ def random_subset(source: Source, size: int, seed: int) -> Subset:
         raise VitrailError(
             f"data.subset={size}: train has {total:,} images; choose from 1 to {total}"
         )
-    at = positions(f"{seed}/{name}" for name in source.names)
-    return Subset(source, np.sort(np.argsort(at, kind="stable")[:size]))
+    hashes = hash_fractions(f"{seed}/{name}" for name in source.names)
+    return Subset(source, np.sort(np.argsort(hashes, kind="stable")[:size]))
 
 
-def positions(names: Iterable[str]) -> _At:
+def hash_fractions(names: Iterable[str]) -> _Fractions:
     """The hash of each name, from 0 to 1: the first eight bytes of its SHA-256."""
     digests = b"".join(
         hashlib.sha256(name.encode("utf-8", "backslashreplace")).digest()[:8] for name in names

@@ -47,12 +47,12 @@ others, and one image should not take much more than a gigabyte. Pillow refuses 
 _HALVED_MEGAPIXELS = 64
 """A larger JPEG is decoded at half its width and height, which takes a quarter."""
 _MOST_BYTES = 1 << 30
-"""Of a file: 178 million pixels of 16 bits, uncompressed."""
+"""The largest image file: 178 million pixels of 16 bits, uncompressed."""
 _MOST_SCANS = 64
-"""Of a JPEG image: a few bytes of a scan can take as long as all its pixels. Progressive images
-have about 10, others 1."""
+"""The most scans of a JPEG image: a scan of a few bytes can take as long to decode as all its
+pixels. Progressive images have about 10 scans, others 1."""
 _MOST_SEGMENTS = 10_000
-"""Of a JPEG file. With color profiles and previews, it has a few hundred."""
+"""The most segments of a JPEG file. With color profiles and previews, it has a few hundred."""
 _JPEG = b"\xff\xd8"
 _JPEG_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
 """The start of a segment, or the end of the image (D9): not 00, which escapes 0xFF in compressed
@@ -86,7 +86,7 @@ def open_image(path: Path) -> Image.Image:
 def refuse_large(name: str, size: int) -> None:
     """Some decoders read the whole file, whatever it is."""
     if size > _MOST_BYTES:
-        raise VitrailError(f"{name} has {size / 1e9:,.1f} GB; an image may have 1 GB")
+        raise VitrailError(f"{name} is {size / 1e9:,.1f} GB; image files are limited to 1 GB")
 
 
 def decode(file: Path | BytesIO, name: str) -> Image.Image:
@@ -114,15 +114,15 @@ def _refuse_many_scans(data: memoryview) -> None:
     """
     if data[:2] != _JPEG:
         return
-    scans, place = 0, 2
+    scans, position = 0, 2
     for _ in range(_MOST_SEGMENTS):
-        found = _JPEG_SEGMENT.search(data, place)
+        found = _JPEG_SEGMENT.search(data, position)
         if found is None or found[0] == b"\xff\xd9":
             return
         scans += found[0] == b"\xff\xda"
         if scans > _MOST_SCANS:
             raise ValueError(f"more than {_MOST_SCANS} scans; save it as a baseline JPEG")
-        place = found.end() + max(2, int.from_bytes(data[found.end() : found.end() + 2]))
+        position = found.end() + max(2, int.from_bytes(data[found.end() : found.end() + 2]))
     raise ValueError(f"more than {_MOST_SEGMENTS:,} segments")
 
 
@@ -133,15 +133,15 @@ def _available_formats() -> tuple[str, ...]:
 
 
 def load_bounded(image: Image.Image) -> None:
-    """Decodes an image unless it would take too much memory: few bytes can hold many pixels."""
+    """Decodes an image unless it would take too much memory: small files can have many pixels."""
     width, height = image.size
     if image.format in ("JPEG", "MPO"):
         if width * height > _HALVED_MEGAPIXELS * 1e6:
             image.draft(None, (width // 2, height // 2))
     elif width * height > 1e6 * (most := MEGAPIXELS.get(image.format or "", MOST_MEGAPIXELS)):
         raise ValueError(
-            f"{width} x {height} pixels are too many for memory: a {image.format} image may have "
-            f"{most} million; make it smaller"
+            f"{width} x {height} pixels are too many for memory; {image.format} images are limited "
+            f"to {most} million"
         )
     image.load()
 
@@ -153,7 +153,7 @@ def upright(image: Image.Image) -> Image.Image:
         image = image.transpose(turn)
     image = _eight_bits(image)
     rgb = _on_white(image) if image.has_transparency_data else image.convert("RGB")
-    rgb.info = {}  # or the image would be rotated again
+    rgb.info = {}  # `Preprocessing` calls `upright` again, which must not rotate the image twice
     return rgb
 
 

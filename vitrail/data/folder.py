@@ -23,9 +23,9 @@ SUFFIXES = frozenset(
         *("tif", "tiff", "ppm", "pgm", "pbm", "pnm", "jp2", "j2k"),
     )
 )
-"""Of image files, in lower case."""
+"""Suffixes of image files, in lower case."""
 _HEIC = frozenset(("heic", "heif"))
-"""Of image files that phones write, but Pillow cannot decode."""
+"""Suffixes of image files that phones write, but Pillow cannot decode."""
 
 PARTS = {
     **{"train": "train", "training": "train"},
@@ -168,9 +168,9 @@ def images_below(root: Path, top: str) -> list[str]:
 
 
 def _files_below(root: Path, top: str, beyond: Set[_Identity] = frozenset()) -> list[str]:
-    """The same with those that cannot be decoded.
+    """The same, including images in formats that cannot be decoded.
 
-    Links to folders above, or to those `beyond`, are not followed.
+    Links to folders above, or to those in `beyond`, are not followed.
     """
     files: list[str] = []
     todo: list[tuple[str, Set[_Identity]]] = [(top, beyond)]
@@ -251,12 +251,12 @@ def _suffix(name: str) -> str:
 
 _TRAIN, _VAL, _BOTH, _TEST = "train800.txt", "val200.txt", "train800val200.txt", "test.txt"
 _LINES = {_TRAIN: 800, _VAL: 200, _BOTH: 1000}
-"""How many images a list should have."""
+"""The number of images in each list."""
 _DIGITS = 5
-"""Of a class number, since the largest decides how many classes there are."""
+"""The most digits of a class number: the largest number sets how many classes there are."""
 
 
-def holds_lists(folder: Path) -> bool:
+def has_lists(folder: Path) -> bool:
     """Whether a folder has a list of training images."""
     return any((folder / name).is_file() for name in (_TRAIN, _BOTH))
 
@@ -299,11 +299,13 @@ def _read_list(path: Path) -> list[tuple[str, int]]:
     return rows
 
 
-def _read_line(line: str, where: str) -> tuple[str, int]:
+def _read_line(line: str, position: str) -> tuple[str, int]:
     # From the right, since a path may have spaces.
     file, _, target = line.strip().rpartition(" ")
     if not file or not target.isdecimal():
-        raise VitrailError(f"{where}: expected a path, a space and a class")
+        raise VitrailError(f"{position}: expected a path, a space and a class")
     if len(target.lstrip("0")) > _DIGITS:
-        raise VitrailError(f"{where}: class {target[:20]} is too large; expected less than 100,000")
+        raise VitrailError(
+            f"{position}: class {target[:20]} is too large; expected less than 100,000"
+        )
     return file.strip(), int(target)

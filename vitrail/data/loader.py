@@ -31,13 +31,13 @@ _CHUNK = 128
 Transform = Callable[[Image.Image], Tensor]
 
 
-def derive(*numbers: int) -> int:
-    """A seed for each combination of numbers."""
+def derive_seed(*numbers: int) -> int:
+    """A different seed for each combination of numbers."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
-class Stream:
+class ShuffledOrder:
     """An endless sequence of indices: one shuffled pass over the source after another."""
 
     def __init__(
@@ -56,11 +56,11 @@ class Stream:
     def __getitem__(self, position: int) -> int:
         epoch, place = divmod(position, len(self.targets))
         if self._current is None or self._current[0] != epoch:
-            self._current = epoch, self.order(epoch)
+            self._current = epoch, self.permutation(epoch)
         return int(self._current[1][place])
 
-    def order(self, epoch: int) -> Int[np.ndarray, " n"]:
-        rng = np.random.default_rng(derive(self.seed, epoch))
+    def permutation(self, epoch: int) -> Int[np.ndarray, " n"]:
+        rng = np.random.default_rng(derive_seed(self.seed, epoch))
         if self.balanced:
             return self._balanced(rng)
         if not self.blocks.any():
@@ -96,7 +96,7 @@ class Augmented(Dataset[Any]):
         position, requested = index
         image, number, broken = self._decodable(requested)
         state = torch.get_rng_state() if get_worker_info() is None else None
-        torch.default_generator.manual_seed(derive(self.seed, position))
+        torch.default_generator.manual_seed(derive_seed(self.seed, position))
         augmented = self.transform(image)
         if state is not None:
             torch.set_rng_state(state)
@@ -115,10 +115,14 @@ class Augmented(Dataset[Any]):
 
 
 @dataclass(frozen=True)
-class Share:
-    """The part of each batch that one process (rank) trains on, in chunks for its workers."""
+class RankBatchSampler:
+    """Samples the part of each batch that one process (rank) trains on.
 
-    stream: Stream
+    It yields chunks of a batch, one for a worker at a time; `training_batches` puts
+    `chunks_per_step` of them together.
+    """
+
+    order: ShuffledOrder
     batch: int
     rank: int
     world: int
@@ -134,7 +138,7 @@ class Share:
 
     @property
     def overlap(self) -> int:
-        """Additional images, from another process's share."""
+        """Additional images, from another process's part."""
         return int(self.mixing and self.world > 1)
 
     @property
@@ -152,12 +156,12 @@ class Share:
             if self.overlap:
                 mine.append(first - 1 if self.rank else first + self.batch - 1)
             for positions in np.array_split(mine, self.chunks_per_step):
-                yield [(position, self.stream[position]) for position in positions.tolist()]
+                yield [(position, self.order[position]) for position in positions.tolist()]
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """One process's share of the images of an update."""
+    """One process's part of the images of an update."""
 
     images: Tensor
     targets: Int[Tensor, " b"]
@@ -165,7 +169,7 @@ class TrainingBatch:
     first: int = 0
     """The position of its first image."""
     overlap: int = 0
-    """1 if the last row is not of this share, but the image before the first, to mix with."""
+    """1 if the last row is an extra one: the image before the first, to mix with."""
 
     def __len__(self) -> int:
         return len(self.targets) - self.overlap
@@ -179,31 +183,31 @@ class TrainingBatch:
 
 
 def training_batches(
-    dataset: Augmented, share: Share, *, workers: int, device: torch.device
+    dataset: Augmented, sampler: RankBatchSampler, *, workers: int, device: torch.device
 ) -> Iterator[TrainingBatch]:
-    """Endless batches on the device, from step `share.start` on."""
+    """Endless batches on the device, from step `sampler.start` on."""
     loader: DataLoader[Any] = DataLoader(
         dataset,
-        batch_sampler=share,  # type: ignore[arg-type]  # torch asks for a length it never uses
+        batch_sampler=sampler,  # type: ignore[arg-type]  # torch asks for a length it never uses
         num_workers=workers,
         collate_fn=_collate,
         pin_memory=device.type == "cuda",
-        worker_init_fn=quietly,
+        worker_init_fn=init_worker,
         prefetch_factor=4 if workers else None,
         # Not the global one, which the model draws from.
         generator=torch.Generator(),
     )
     chunks = iter(loader)
-    for step in count(share.start):
-        parts = [next(chunks) for _ in range(share.chunks_per_step)]
+    for step in count(sampler.start):
+        parts = [next(chunks) for _ in range(sampler.chunks_per_step)]
         images = [images.to(device, non_blocking=True) for images, _, _ in parts]
         targets = [targets.to(device, non_blocking=True) for _, targets, _ in parts]
         yield TrainingBatch(
             images=images[0] if len(images) == 1 else torch.cat(images),
             targets=targets[0] if len(targets) == 1 else torch.cat(targets),
             broken=[pair for _, _, broken in parts for pair in broken],
-            first=share.first(step),
-            overlap=share.overlap,
+            first=sampler.first(step),
+            overlap=sampler.overlap,
         )
 
 
@@ -214,8 +218,8 @@ def _collate(
     return torch.stack(images), torch.tensor(targets), [pair for pairs in broken for pair in pairs]
 
 
-def quietly(worker: int) -> None:
-    """Workers leave Ctrl-C and termination to the main process, which has a checkpoint to write."""
+def init_worker(worker: int) -> None:
+    """Ignores Ctrl-C and SIGTERM in workers: the main process has a checkpoint to write."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
@@ -258,7 +262,7 @@ def read_all(
         batch_sampler=chunks,
         num_workers=min(workers, len(chunks)),
         collate_fn=list,
-        worker_init_fn=quietly,
+        worker_init_fn=init_worker,
         generator=torch.Generator(),
     )
     try:

@@ -103,12 +103,12 @@ def _version(path: Path) -> str:
 # Which tar files.
 
 
-def looks_like_shards(where: str) -> bool:
+def looks_like_shards(source: str) -> bool:
     """Whether a path, a pattern or a URL means tar files."""
-    return path_of(where).lower().endswith(_TARS)
+    return path_of(source).lower().endswith(_TARS)
 
 
-def holds_shards(folder: Path) -> bool:
+def has_shards(folder: Path) -> bool:
     """Whether a folder has tar files, and not class folders with a tar left among them."""
     if not _addresses_of(str(folder))[1]:
         return False

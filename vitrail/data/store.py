@@ -153,13 +153,13 @@ def shrunk(image: Image.Image, side: int) -> Image.Image:
 # Reading.
 
 
-def is_store(where: Path) -> bool:
+def is_store(path: Path) -> bool:
     """Whether a path is a store's folder, or its store.json."""
-    return (where / "store.json").is_file() or (where.name == "store.json" and where.is_file())
+    return (path / "store.json").is_file() or (path.name == "store.json" and path.is_file())
 
 
-def open_store(where: Path) -> Splits:
-    folder = where if where.is_dir() else where.parent
+def open_store(path: Path) -> Splits:
+    folder = path if path.is_dir() else path.parent
     try:
         about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
         if about["format"] != _FORMAT:

@@ -46,7 +46,7 @@ class Pair:
     second: str
     kind: Literal["exact", "near"]
     distance: int
-    """Bits between their hashes; zero if the pixels are equal."""
+    """Number of bits in which their hashes differ; zero if the pixels are equal."""
     labels: tuple[str, str]
 
 
@@ -58,11 +58,11 @@ class Section:
     second: str
     pairs: tuple[Pair, ...]
     leak: bool = False
-    """Whether images to evaluate on are among those to train on or to choose settings on."""
+    """Whether the second split is for evaluation and the first for training or tuning."""
     same_labels: bool = True
     """Whether both splits have the same classes."""
     sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
-    """The images of the first and of the second split."""
+    """The two splits."""
 
     @property
     def conflicts(self) -> tuple[Pair, ...]:
@@ -70,24 +70,24 @@ class Section:
         return tuple(pair for pair in self.pairs if self.same_labels and len(set(pair.labels)) > 1)
 
     def lines(self, most: int) -> list[str]:
-        """A headline and the pairs, those in two classes first."""
+        """A summary and at most so many pairs, those in two classes first."""
         if not self.pairs:
             return []
         exact = sum(pair.kind == "exact" for pair in self.pairs)
-        count = f"{_counted(len(self.pairs), 'pair')}, {exact:,} of equal pixels"
+        count = f"{_counted(len(self.pairs), 'pair')}, {exact:,} identical"
         conflicts = set(self.conflicts)
         if conflicts:
             count += f", {len(self.conflicts):,} in two classes"
         if self.first == self.second:
-            line = f"inside {self.first}: {count}; {_counted(len(groups(self.pairs)), 'group')}"
+            line = f"within {self.first}: {count}; {_counted(len(groups(self.pairs)), 'group')}"
         else:
             images = _counted(len({pair.second for pair in self.pairs}), "image")
             line = f"{self.first} and {self.second}: {count}; {images} of {self.second}"
-        lines = [("leak   " if self.leak else "twice  ") + line]
+        lines = [f"{'leak' if self.leak else 'duplicates':<10}  {line}"]
         for pair in sorted(self.pairs, key=lambda pair: pair not in conflicts)[:most]:
-            kind = "equal " if pair.kind == "exact" else f"near {pair.distance}"
+            kind = "identical" if pair.kind == "exact" else f"near {pair.distance}"
             note = "  (two classes)" if pair in conflicts else ""
-            lines.append(f"  {kind:<8} {pair.first} · {pair.second}{note}")
+            lines.append(f"  {kind:<10}{pair.first} · {pair.second}{note}")
         if (rest := len(self.pairs) - most) > 0:
             lines.append(f"  … and {rest:,} more")
         return lines
@@ -119,7 +119,7 @@ class Duplicates:
         return Subset(train, np.array(rest, dtype=np.int64)), removed
 
     def lines(self, most: int = 10) -> list[str]:
-        """For a terminal: at most so many pairs of each section."""
+        """Lines for the terminal, with at most so many pairs per section."""
         lines = [line for section in self.sections for line in section.lines(most)]
         if not lines:
             others = dict.fromkeys(one.second for one in self.sections if not one.same_labels)
@@ -195,12 +195,12 @@ def _section(
     leak: bool,
     same_labels: bool = True,
 ) -> Section:
-    found = pairs(first, None if second is first else second, **vars(options))
-    return Section(*names, tuple(found), leak, same_labels, (first.source, second.source))
+    duplicates = pairs(first, None if second is first else second, **vars(options))
+    return Section(*names, tuple(duplicates), leak, same_labels, (first.source, second.source))
 
 
 def pairs(a: Fingerprints, b: Fingerprints | None = None, **options: Any) -> list[Pair]:
-    """The duplicates within one set or across two, the surest first; `options` are those of
+    """The duplicates within one set or across two, the most certain first; `options` are those of
     `MatchOptions`."""
     settings = MatchOptions(**options)
     if not 0 <= settings.distance <= _FARTHEST:

@@ -12,20 +12,20 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt64
 
 _BANDS = ((0, 22), (22, 21), (43, 21))
-"""First bit and number of bits."""
+"""First bit and number of bits of each band."""
 FEW = 1 << 24
 """Comparisons that take no longer than the tables."""
 BLOCK = 1 << 16
-"""Hashes looked up at a time; these many stay in a processor's cache."""
+"""Hashes looked up at a time; this many fit into a processor's cache."""
 MOST = 1 << 21
 """Candidates held at a time."""
 
-_Found = tuple[Int[np.ndarray, " k"], Int[np.ndarray, " k"]]
+_IndexPairs = tuple[Int[np.ndarray, " k"], Int[np.ndarray, " k"]]
 
 
 def near(
     a: UInt64[np.ndarray, " n"], b: UInt64[np.ndarray, " m"], distance: int
-) -> Iterator[_Found]:
+) -> Iterator[_IndexPairs]:
     """Every (i, j) with at most `distance` bits between a[i] and b[j], once, some at a time."""
     if len(a) * len(b) <= FEW:
         yield from compare_all(a, b, distance)
@@ -35,8 +35,8 @@ def near(
 
 def compare_all(
     a: UInt64[np.ndarray, " n"], b: UInt64[np.ndarray, " m"], distance: int
-) -> Iterator[_Found]:
-    """For few hashes the plain way is the fastest."""
+) -> Iterator[_IndexPairs]:
+    """Compares every hash with every other, which is the fastest way for few of them."""
     rows = max(1, MOST // max(1, len(b)))
     for start in range(0, len(a), rows):
         i, j = np.nonzero(np.bitwise_count(a[start : start + rows, None] ^ b) <= distance)
@@ -46,14 +46,14 @@ def compare_all(
 
 def look_up(
     a: UInt64[np.ndarray, " n"], b: UInt64[np.ndarray, " m"], distance: int
-) -> Iterator[_Found]:
-    """For many, each band of one in tables of the other's."""
+) -> Iterator[_IndexPairs]:
+    """Looks up each band of `a` in a table of the bands of `b`."""
     radii = band_radii(distance)
     for band, (first, bits) in enumerate(_BANDS):
         if radii[band] < 0:
             continue
         codes_a, codes_b = _band_of(a, first, bits), _band_of(b, first, bits)
-        # In this order, hashes that are looked up together lie together in the table.
+        # In this order, hashes that are looked up together are close together in the table.
         order_a, order_b = (np.argsort(codes, kind="stable") for codes in (codes_a, codes_b))
         table = _Table(codes_b, bits)
         sorted_b = b[order_b]
@@ -88,18 +88,18 @@ def _changes(bits: int, radius: int) -> Iterator[int]:
 
 
 class _Table:
-    """Where each code lies among all codes in their order."""
+    """Finds the positions of each code in the sorted list of all codes."""
 
     def __init__(self, codes: Int[np.ndarray, " m"], bits: int) -> None:
         count = np.bincount(codes, minlength=1 << bits)
-        # Most codes are not there: asking a small table first is what makes this fast.
-        self.there = count > 0
+        # Most codes are absent: looking into a small table first is what makes this fast.
+        self.present = count > 0
         self.count = count.astype(np.int32)
         self.begin = (np.cumsum(count) - count).astype(np.int32)
 
-    def find(self, codes: Int[np.ndarray, " n"]) -> Iterator[_Found]:
-        """Positions in `codes` beside those of equal codes in the order, some at a time."""
-        rows = np.flatnonzero(self.there[codes])
+    def find(self, codes: Int[np.ndarray, " n"]) -> Iterator[_IndexPairs]:
+        """Positions in `codes`, and those of equal codes in the sorted list, some at a time."""
+        rows = np.flatnonzero(self.present[codes])
         count, begin = self.count[codes[rows]], self.begin[codes[rows]]
         ends = np.cumsum(count, dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
@@ -109,8 +109,8 @@ class _Table:
             yield rows[some][row], begin[some][row] + shift
 
 
-def repeated(count: Int[np.ndarray, " n"]) -> _Found:
-    """0 … n-1, each as often as `count` says, beside 0, 1, 2 … within each run."""
+def repeated(count: Int[np.ndarray, " n"]) -> _IndexPairs:
+    """For counts [2, 0, 3]: [0, 0, 2, 2, 2] and [0, 1, 0, 1, 2]."""
     row = np.repeat(np.arange(len(count)), count)
     starts = np.cumsum(count, dtype=np.int64) - count
     return row, np.arange(len(row)) - starts[row]
@@ -119,7 +119,7 @@ def repeated(count: Int[np.ndarray, " n"]) -> _Found:
 def _is_first(
     difference: UInt64[np.ndarray, " k"], band: int, radii: list[int], distance: int
 ) -> Bool[np.ndarray, " k"]:
-    """Near enough, and not found by an earlier band already."""
+    """Which pairs are near enough and were not found by an earlier band."""
     keep = np.bitwise_count(difference) <= distance
     for (first, bits), radius in zip(_BANDS[:band], radii[:band], strict=True):
         mask = np.uint64(((1 << bits) - 1) << first)

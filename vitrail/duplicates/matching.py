@@ -1,4 +1,16 @@
-"""Matches images of one set, or of two, by digest, then by hash and thumbnail."""
+"""Matches images of one set, or of two, by digest, then by hash and thumbnail.
+
+Images with equal pixels form a group, and only the first row of a group, its representative, is
+searched for. For example, if the rows 0, 1, 2, 3 of a set show the images B, A, B, C:
+
+    digests          [A, B, C]     one per group, sorted
+    representatives  [1, 0, 3]     the first row of each group
+    group_of_row     [1, 0, 1, 2]  the group of each row
+
+Within the set, row 2 is an exact duplicate of row 0, and near duplicates are searched among rows
+1, 0 and 3. If row 5 of another set is near image B, the search finds the pair (0, 5), and all rows
+of the group are paired with it: (0, 5) and (2, 5).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,41 +28,42 @@ EXACT = -1
 
 Rows = Int[np.ndarray, " k"]
 _Matches = Int[np.ndarray, "_ 3"]
-"""Row of the one, row of the other, and the bits between their hashes, or EXACT."""
+"""A row of the first set, a row of the second, and the bits between their hashes, or EXACT."""
 
 
 @dataclass(frozen=True)
-class _Distinct:
-    """The different images of a set."""
+class _Groups:
+    """A set of images, grouped by equal pixels."""
 
     thumbnails: UInt8[np.ndarray, "n 256"]
     digests: np.ndarray
-    """Sorted, each once."""
-    first: Int[np.ndarray, " m"]
-    """The first row that holds it."""
-    group: Int[np.ndarray, " n"]
-    """For each row, which image it holds."""
-    uneven: Int[np.ndarray, " u"]
-    """First rows of the images that are not flat."""
+    """Of each group, sorted."""
+    representatives: Int[np.ndarray, " groups"]
+    """The first row of each group."""
+    group_of_row: Int[np.ndarray, " n"]
+    searched: Int[np.ndarray, " searched"]
+    """The representatives that are not flat."""
 
-    def hashes(self, view: View) -> UInt64[np.ndarray, " u"]:
-        """The hashes of a view of the images that are not flat."""
-        return _chunked(lambda some: hashes(some, view), self.thumbnails, self.uneven)
+    def hashes(self, view: View) -> UInt64[np.ndarray, " searched"]:
+        """The hashes of a view of the searched images."""
+        return _chunked(lambda some: hashes(some, view), self.thumbnails, self.searched)
 
-    def rows(self, first: Int[np.ndarray, " some"]) -> tuple[Rows, Rows]:
-        """All rows of the images with these first rows, after the position of each in `first`."""
-        order = np.argsort(self.group, kind="stable")
-        starts = np.concatenate([[0], np.cumsum(np.bincount(self.group))])
-        groups = self.group[first]
-        position, shift = repeated(starts[groups + 1] - starts[groups])
-        return position, order[starts[groups][position] + shift]
+    def members(self, representatives: Int[np.ndarray, " some"]) -> tuple[Rows, Rows]:
+        """All rows of the groups of some representatives, after the position of each one's
+        representative: for [0, 3] in the example above, [0, 0, 1] and [0, 2, 3]."""
+        rows_by_group = np.argsort(self.group_of_row, kind="stable")
+        group_starts = np.concatenate([[0], np.cumsum(np.bincount(self.group_of_row))])
+        groups = self.group_of_row[representatives]
+        positions, shifts = repeated(group_starts[groups + 1] - group_starts[groups])
+        return positions, rows_by_group[group_starts[groups][positions] + shifts]
 
 
-def _distinct(prints: Fingerprints) -> _Distinct:
+def _grouped(prints: Fingerprints) -> _Groups:
     keys = prints.digests.view(f"S{prints.digests.shape[1]}").reshape(-1)
-    digests, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    flat = _chunked(is_flat, prints.thumbnails, first)
-    return _Distinct(prints.thumbnails, digests, first, group, first[~flat.astype(bool)])
+    digests, representatives, group_of_row = np.unique(keys, return_index=True, return_inverse=True)
+    flat = _chunked(is_flat, prints.thumbnails, representatives).astype(bool)
+    searched = representatives[~flat]
+    return _Groups(prints.thumbnails, digests, representatives, group_of_row, searched)
 
 
 def _chunked(
@@ -70,88 +83,96 @@ def match(
     copies make a thousand pairs, not half a million.
     """
     all_views = views(crops=crops, mirrored=mirrored)
-    one = _distinct(a)
+    groups_a = _grouped(a)
     if b is None:
-        copies = np.flatnonzero(one.first[one.group] != np.arange(len(a)))
-        exact = _triples(one.first[one.group[copies]], copies, EXACT)
-        return np.concatenate([exact, _search(one, None, all_views, distance)])
-    two = _distinct(b)
-    _, i, j = np.intersect1d(one.digests, two.digests, assume_unique=True, return_indices=True)
-    exact = _triples(one.first[i], two.first[j], EXACT)
-    found = _merge([exact, _search(one, two, all_views, distance)])
-    position_a, rows_a = one.rows(found[:, 0])
-    position_b, rows_b = two.rows(found[:, 1])
+        representative_of_row = groups_a.representatives[groups_a.group_of_row]
+        copies = np.flatnonzero(representative_of_row != np.arange(len(a)))
+        exact = _triples(representative_of_row[copies], copies, EXACT)
+        return np.concatenate([exact, _search(groups_a, None, all_views, distance)])
+    groups_b = _grouped(b)
+    _, shared_a, shared_b = np.intersect1d(
+        groups_a.digests, groups_b.digests, assume_unique=True, return_indices=True
+    )
+    exact = _triples(groups_a.representatives[shared_a], groups_b.representatives[shared_b], EXACT)
+    pairs = _merge([exact, _search(groups_a, groups_b, all_views, distance)])
+    pairs_of_a, rows_a = groups_a.members(pairs[:, 0])
+    pairs_of_b, rows_b = groups_b.members(pairs[:, 1])
     return _merge(
         [
-            _triples(rows_a, found[position_a, 1], found[position_a, 2]),
-            _triples(found[position_b, 0], rows_b, found[position_b, 2]),
+            _triples(rows_a, pairs[pairs_of_a, 1], pairs[pairs_of_a, 2]),
+            _triples(pairs[pairs_of_b, 0], rows_b, pairs[pairs_of_b, 2]),
         ]
     )
 
 
 def _search(
-    one: _Distinct, two: _Distinct | None, all_views: Sequence[View], distance: int
+    groups_a: _Groups, groups_b: _Groups | None, all_views: Sequence[View], distance: int
 ) -> _Matches:
-    """Near duplicates: each view of one set is compared with the other as it is."""
-    plain = all_views[0]
-    rounds = [(one, one if two is None else two, view, False) for view in all_views]
-    if two is not None:
-        rounds += [(two, one, view, True) for view in all_views[1:]]
-    known = {id(side): side.hashes(plain) for side in (one, two) if side is not None}
-    pairs = _Pairs(len(one.group), None if two is None else len(two.group))
-    for left, right, view, swapped in rounds:
-        for i, j in near(left.hashes(view), known[id(right)], distance):
-            i, j = left.uneven[i], right.uneven[j]
-            new = pairs.is_new(*((j, i) if swapped else (i, j)))
-            i, j = i[new], j[new]
-            images, others = left.thumbnails[i], right.thumbnails[j]
-            good = same_scene(images, view, others, plain)
-            bits = np.bitwise_count(hashes(images[good], view) ^ hashes(others[good], plain))
-            i, j = i[good], j[good]
-            pairs.add(_triples(j, i, bits) if swapped else _triples(i, j, bits))
-        pairs.tidy()
-    return _merge(pairs.found)
+    """Near duplicates among representatives: every view (whole, cropped, mirrored) of the images of
+    one set is compared with the whole images of the other, then the other way around."""
+    whole = all_views[0]
+    rounds = [(groups_a, groups_a if groups_b is None else groups_b, view) for view in all_views]
+    if groups_b is not None:
+        rounds += [(groups_b, groups_a, view) for view in all_views[1:]]
+    sides = [groups_a] if groups_b is None else [groups_a, groups_b]
+    whole_hashes = {id(side): side.hashes(whole) for side in sides}
+    pairs = _PairList([len(side.group_of_row) for side in sides])
+    for viewed, other, view in rounds:
+        swapped = viewed is groups_b
+        for viewed_at, other_at in near(viewed.hashes(view), whole_hashes[id(other)], distance):
+            rows, other_rows = viewed.searched[viewed_at], other.searched[other_at]
+            new = pairs.is_new(*((other_rows, rows) if swapped else (rows, other_rows)))
+            rows, other_rows = rows[new], other_rows[new]
+            images, other_images = viewed.thumbnails[rows], other.thumbnails[other_rows]
+            same = same_scene(images, view, other_images, whole)
+            bits = np.bitwise_count(hashes(images[same], view) ^ hashes(other_images[same], whole))
+            triples = _triples(rows[same], other_rows[same], bits)
+            pairs.add(triples[:, [1, 0, 2]] if swapped else triples)
+        pairs.drop_repeated()
+    return _merge(pairs.batches)
 
 
-class _Pairs:
+class _PairList:
     """Pairs as they are found, never many more than MOST."""
 
-    def __init__(self, ones: int, others: int | None) -> None:
-        self.inside = others is None
-        self.found: list[_Matches] = []
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.within_one_set = len(sizes) == 1
+        self.batches: list[_Matches] = []
         self.count = 0
-        self.named = np.zeros(ones, dtype=bool)
-        self.named_others = self.named if others is None else np.zeros(others, dtype=bool)
+        has_pair = [np.zeros(size, dtype=bool) for size in sizes]
+        self.has_pair_a, self.has_pair_b = has_pair[0], has_pair[-1]
 
-    def is_new(self, i: Rows, j: Rows) -> Bool[np.ndarray, " k"]:
+    def is_new(self, rows_a: Rows, rows_b: Rows) -> Bool[np.ndarray, " k"]:
         """Which pairs to compare by thumbnail."""
-        new = i != j if self.inside else np.ones(len(i), dtype=bool)
-        return new if self.count < MOST else new & ~(self.named[i] & self.named_others[j])
+        new = rows_a != rows_b if self.within_one_set else np.ones(len(rows_a), dtype=bool)
+        if self.count < MOST:
+            return new
+        return new & ~(self.has_pair_a[rows_a] & self.has_pair_b[rows_b])
 
     def add(self, pairs: _Matches) -> None:
         if not len(pairs):
             return
-        if self.inside:
+        if self.within_one_set:
             pairs[:, :2] = np.sort(pairs[:, :2], axis=1)
-        self.named[pairs[:, 0]] = True
-        self.named_others[pairs[:, 1]] = True
-        self.found.append(pairs)
+        self.has_pair_a[pairs[:, 0]] = True
+        self.has_pair_b[pairs[:, 1]] = True
+        self.batches.append(pairs)
         self.count += len(pairs)
 
-    def tidy(self) -> None:
+    def drop_repeated(self) -> None:
         """Drops pairs that were found again in another view."""
-        self.found = [_merge(self.found)]
-        self.count = len(self.found[0])
+        self.batches = [_merge(self.batches)]
+        self.count = len(self.batches[0])
 
 
-def _triples(i: Rows, j: Rows, bits: Rows | np.ndarray | int) -> _Matches:
-    return np.stack([i, j, np.broadcast_to(bits, i.shape)], axis=1).astype(np.int64)
+def _triples(rows_a: Rows, rows_b: Rows, bits: np.ndarray | int) -> _Matches:
+    return np.stack([rows_a, rows_b, np.broadcast_to(bits, rows_a.shape)], 1).astype(np.int64)
 
 
-def _merge(found: list[_Matches]) -> _Matches:
+def _merge(batches: list[_Matches]) -> _Matches:
     """Each pair once, with its smallest distance."""
-    rows = np.concatenate([np.zeros((0, 3), dtype=np.int64), *found])
-    rows = rows[np.lexsort(rows.T[::-1])]
-    new = np.ones(len(rows), dtype=bool)
-    new[1:] = (rows[1:, :2] != rows[:-1, :2]).any(1)
-    return rows[new]
+    pairs = np.concatenate([np.zeros((0, 3), dtype=np.int64), *batches])
+    pairs = pairs[np.lexsort(pairs.T[::-1])]
+    new = np.ones(len(pairs), dtype=bool)
+    new[1:] = (pairs[1:, :2] != pairs[:-1, :2]).any(1)
+    return pairs[new]

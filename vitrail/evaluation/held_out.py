@@ -10,7 +10,7 @@ from jaxtyping import Bool, UInt64
 from vitrail import runs
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Joined, Source, Splits, subset
-from vitrail.data.opening import open_data, open_original, same_data
+from vitrail.data.opening import open_data, open_stored, same_data
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier
 
@@ -40,7 +40,7 @@ def select_images(model: Classifier, data: str | Path, split: str = "") -> Selec
     By default, test of the data that the model was trained on, or of data that comes with a test
     split, and all of any other data.
     """
-    original = open_original(data)
+    original = open_stored(data)
     # Content hashes of the training images; None where they were not recorded.
     recorded = runs.training_image_hashes(model.file)
     is_own = same_data(model.training_data.get("source", ""), data)

@@ -1,9 +1,9 @@
 """Matching the classes of a model with those of a data set."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
-from vitrail.data.dataset import Renamed, Source
+from vitrail.data.dataset import Renamed, Source, listed
 from vitrail.errors import VitrailError
 
 NEW_HEAD = "train a new head first, with model.init=MODEL"
@@ -21,9 +21,9 @@ def class_order(
         return [numbers[name] for name in labels]
     missing, others = set(labels) - set(known), set(known) - set(labels)
     if missing:
-        reason = f"{_few(missing)} unknown to the model"
+        reason = f"{listed(sorted(missing), most=3)} unknown to the model"
     elif others:
-        reason = f"{_few(others)} not in {data}"
+        reason = f"{listed(sorted(others), most=3)} not in {data}"
     else:
         reason = "several classes share a name and the order differs"
     raise VitrailError(
@@ -50,7 +50,3 @@ def with_all_classes(source: Source, known: Sequence[str]) -> tuple[Source, tupl
         return source, ()
     absent = tuple(name for name in known if name not in source.labels)
     return Renamed(source, tuple(known), tuple(numbers[name] for name in source.labels)), absent
-
-
-def _few(names: Collection[str]) -> str:
-    return ", ".join(f"'{name}'" for name in sorted(names)[:3]) + (", …" if len(names) > 3 else "")

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitrail.data.dataset import IndexedSource
 from vitrail.data.decode import decode, open_image
 from vitrail.data.folder import images_below
 from vitrail.devices import cores, setup_devices
@@ -72,20 +73,8 @@ def predict(
     return _Worker(loaded, files, top, features, batch, workers).run(device)
 
 
-@dataclass(frozen=True)
-class Files:
-    """Images by their paths; a source without classes."""
-
-    names: Sequence[str]
-    labels: tuple[str, ...] = ()
-
-    @property
-    def targets(self) -> Int[np.ndarray, " n"]:
-        return np.zeros(len(self.names), dtype=np.int64)
-
-    @property
-    def blocks(self) -> Int[np.ndarray, " n"]:
-        return np.zeros(len(self.names), dtype=np.int64)
+class Files(IndexedSource):
+    """Images by their paths, without classes."""
 
     def image(self, index: int) -> Image.Image:
         name = self.names[index]
@@ -110,7 +99,7 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> Files:
         names += [str(Path(path) / name) for name in below] or [str(path)]
     if not names:
         raise VitrailError("no images to predict; name files or folders")
-    return Files(names)
+    return Files((), np.zeros(len(names), dtype=np.int64), names)
 
 
 @contextmanager

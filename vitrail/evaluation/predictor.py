@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitrail.console import Advance
 from vitrail.data.dataset import Source
-from vitrail.data.loader import quietly
+from vitrail.data.loader import init_worker
 from vitrail.devices import rank_and_world
 from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 from vitrail.evaluation.labels import NEW_HEAD, class_order, other_classes_hint
@@ -251,7 +251,7 @@ class ImageBatches:
             num_workers=self.workers,
             collate_fn=collate,
             pin_memory=self.device.type == "cuda",
-            worker_init_fn=quietly,
+            worker_init_fn=init_worker,
             # The global one belongs to training, which must not depend on evaluation.
             generator=torch.Generator(),
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.data.catalog import data_folder
 from vitrail.data.dataset import Splits
-from vitrail.data.opening import open_original
+from vitrail.data.opening import open_stored
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.metrics import Predictions
@@ -85,7 +85,7 @@ def open_variant(labels: str, data: str | Path, split: str) -> tuple[ImageNetSub
     folder = Path(data).expanduser()
     if labels.startswith("objectnet") and (folder / "images").is_dir():
         data = folder / "images"
-    brought = open_original(data, unlabeled=labels == "real")
+    brought = open_stored(data, unlabeled=labels == "real")
     split = _split_of(brought, split)
     source = brought.part(split)
     folders = [folder, folder.parent, data_folder() / folder.name, data_folder()]

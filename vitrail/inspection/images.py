@@ -8,8 +8,8 @@ from jaxtyping import Float
 from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
-from vitrail.data.check import letters, shortened
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sheets import load_font, shorten
 from vitrail.inspection.embeddings import Filters
 
 _WHITE, _BLACK, _GRAY = (255, 255, 255), (28, 28, 30), (105, 105, 112)
@@ -140,9 +140,9 @@ def resized(image: Image.Image, height: int) -> Image.Image:
 def captioned(panel: Panel, *, height: int, font_size: int = 17) -> Image.Image:
     """The panel's image at some height, with its caption above."""
     line = round(1.7 * font_size)
-    image, font = resized(panel.image, height), letters(font_size)
+    image, font = resized(panel.image, height), load_font(font_size)
     canvas = Image.new("RGB", (image.width, line + height), _WHITE)
-    caption = shortened(panel.caption, font, image.width)
+    caption = shorten(panel.caption, font, image.width)
     ImageDraw.Draw(canvas).text((0, line * 0.42), caption, _BLACK, font, anchor="lm")
     canvas.paste(image, (0, line))
     return canvas
@@ -150,12 +150,12 @@ def captioned(panel: Panel, *, height: int, font_size: int = 17) -> Image.Image:
 
 def page(title: str, subtitle: str, rows: Sequence[Image.Image]) -> Image.Image:
     """Rows of images under a heading."""
-    margin, large, small = 28, letters(28), letters(17)
+    margin, large, small = 28, load_font(28), load_font(17)
     body = column(rows, 22)
     width = max(720, body.width)
     canvas = Image.new("RGB", (width + 2 * margin, 84 + body.height + 2 * margin), _WHITE)
     draw = ImageDraw.Draw(canvas)
-    title, subtitle = shortened(title, large, width), shortened(subtitle, small, width)
+    title, subtitle = shorten(title, large, width), shorten(subtitle, small, width)
     draw.text((margin, margin + 14), title, _BLACK, large, anchor="lm")
     draw.text((margin, margin + 50), subtitle, _GRAY, small, anchor="lm")
     canvas.paste(body, (margin, margin + 84))

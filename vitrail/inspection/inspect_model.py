@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.console import Advance, count_progress, echo
-from vitrail.data.check import drawn
 from vitrail.data.dataset import Source
+from vitrail.data.sheets import sample_evenly
 from vitrail.devices import setup_devices
 from vitrail.errors import VitrailError
 from vitrail.files import make_folder, write_text
@@ -143,8 +143,8 @@ def summarize(
     for old in folder.glob("picture-*.jpg"):
         old.unlink()
     images, distances = [], []
-    shown = drawn(source, _SUMMARY_SHOWN, seed=0)
-    averaged = [i for i in drawn(source, _SUMMARY_AVERAGED, seed=1) if i not in shown]
+    shown = sample_evenly(source, _SUMMARY_SHOWN, seed=0)
+    averaged = [i for i in sample_evenly(source, _SUMMARY_AVERAGED, seed=1) if i not in shown]
     began = time.monotonic()
     for index in shown + averaged:
         if images and time.monotonic() - began > seconds:

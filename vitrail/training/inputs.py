@@ -12,10 +12,16 @@ from torch import Tensor
 
 from vitrail.config import Config
 from vitrail.data.augment import training_transform
-from vitrail.data.check import grid
 from vitrail.data.dataset import Splits
-from vitrail.data.loader import Augmented, Share, Stream, TrainingBatch, training_batches
+from vitrail.data.loader import (
+    Augmented,
+    RankBatchSampler,
+    ShuffledOrder,
+    TrainingBatch,
+    training_batches,
+)
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.sheets import grid
 from vitrail.devices import Devices, cores
 from vitrail.errors import VitrailError
 from vitrail.model import Classifier
@@ -31,9 +37,7 @@ class ImageInputs:
         self.preprocessing = model.preprocess
         self.data, self.config, self.devices = data, config, devices
         source, augment = data.part("train"), config.augment
-        of_batches = ("mixup", "cutmix", "mixed")
-        options = {key: value for key, value in vars(augment).items() if key not in of_batches}
-        transform = training_transform(self.preprocessing, **options)
+        transform = training_transform(self.preprocessing, augment)
         self.dataset = Augmented(source, transform, config.seed)
         mixing = bool(augment.mixup or augment.cutmix)
         self.share = process_share(source.targets, source.blocks, config, devices, mixing)
@@ -61,13 +65,13 @@ def process_share(
     config: Config,
     devices: Devices,
     mixing: bool = False,
-) -> Share:
+) -> RankBatchSampler:
     """This process's share of each batch, in the order that the seed gives."""
     batch = config.train.batch
     if batch % devices.world:
         raise VitrailError(f"train.batch = {batch} cannot be shared by {devices.world} processes")
-    stream = Stream(targets, blocks, config.seed, config.data.sampling == "balanced")
-    return Share(stream, batch, devices.rank, devices.world, start=0, mixing=mixing)
+    stream = ShuffledOrder(targets, blocks, config.seed, config.data.sampling == "balanced")
+    return RankBatchSampler(stream, batch, devices.rank, devices.world, start=0, mixing=mixing)
 
 
 def decoding_workers(config: Config, devices: Devices) -> int:

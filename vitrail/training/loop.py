@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.loader import TrainingBatch, derive
+from vitrail.data.loader import TrainingBatch, derive_seed
 from vitrail.devices import Devices, sync_gradients
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import TrainState
@@ -87,7 +87,7 @@ class Loop:
             self.state.optimizer.zero_grad(set_to_none=True)
             # Dropout and drop path are drawn in each process for itself, but depend on the step
             # alone, so that a resumed run repeats them.
-            torch.manual_seed(derive(self.seed, self.state.counters.step, self.devices.rank))
+            torch.manual_seed(derive_seed(self.seed, self.state.counters.step, self.devices.rank))
             try:
                 self.loss = self._accumulate(batch, min(self.microbatch or share, share))
                 return

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitrail.data.catalog import data_folder, here, known_datasets
+from vitrail.data.catalog import data_folder, known_datasets, open_local
 from vitrail.data.opening import in_catalog
 from vitrail.runs import Run
 
@@ -55,15 +55,15 @@ def _task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]
 
 def image_origin(task: str) -> str:
     """Who drew the 1,000 images of a task."""
-    from vitrail.vtab.tasks import brings_thousand, lists_of
+    from vitrail.vtab.tasks import has_thousand, lists_of
 
     place = data_folder()
     if not in_catalog(task):
         return "a folder of your own"
     if lists_of(task, place) is not None:
         return "the benchmark's 1,000"
-    brought = here(place / task, known_datasets()[task])
-    if brought is not None and brings_thousand(brought):
+    brought = open_local(place / task, known_datasets()[task])
+    if brought is not None and has_thousand(brought):
         return "1,000 as the data has them"
     return "own draw of 1,000"
 

@@ -9,8 +9,7 @@ from jaxtyping import UInt64
 
 from vitrail.config import Config
 from vitrail.console import duration
-from vitrail.data.check import absent_classes
-from vitrail.data.check import describe as inspect
+from vitrail.data.check import absent_classes, describe_dataset
 from vitrail.data.dataset import Source, Splits
 from vitrail.devices import Devices
 from vitrail.model import Classifier
@@ -45,7 +44,9 @@ def run_facts(
             "labels": list(data.labels),
             **{key: None if part is None else len(part.targets) for key, part in parts.items()},
             "fingerprint": fingerprint,
-            "warnings": absent_classes(inspect(data).parts) if config.train.uses_labels else [],
+            "warnings": absent_classes(describe_dataset(data).parts)
+            if config.train.uses_labels
+            else [],
             "broken": [],
         },
         "model": {

@@ -27,7 +27,7 @@ from vitrail.config import (
     toml_value,
 )
 from vitrail.console import import_optional, is_main, say
-from vitrail.data.opening import open_parts
+from vitrail.data.opening import open_run_data
 from vitrail.devices import Devices, setup_devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.files import write_text
@@ -253,7 +253,7 @@ class Sweep:
             else {}
         )
         config = with_point(self.config, {**own, **point})
-        return apply_hyperrule(config, open_parts(config)) if config.train.hyperrule else config
+        return apply_hyperrule(config, open_run_data(config)) if config.train.hyperrule else config
 
 
 def _folder_name(name: str, point: Mapping[str, Any]) -> str:
@@ -357,7 +357,7 @@ def present(
 
 
 def _check_splits(config: Config, changed: Sequence[str]) -> None:
-    parts = open_parts(config, changed)
+    parts = open_run_data(config, changed)
     if parts.val is None or not config.train.evaluations:
         raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
     if parts.test is None:

@@ -18,8 +18,8 @@ from vitrail.config import Config, load_config, to_flat
 from vitrail.console import TrainingBar, count_progress, duration, import_optional, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Splits, subset
-from vitrail.data.loader import derive
-from vitrail.data.opening import open_parts
+from vitrail.data.loader import derive_seed
+from vitrail.data.opening import open_run_data
 from vitrail.devices import Devices, choose_device, out_of_memory_error, parallelize, setup_devices
 from vitrail.errors import VitrailError, one_line, out_of_memory
 from vitrail.evaluation.evaluate import evaluate_dataset
@@ -105,7 +105,7 @@ def train_config(
         setup_devices(device, system.precision, system.deterministic) as devices,
         ExitStack() as stack,
     ):
-        data = open_parts(config, (facts or {}).get("changed", ()))
+        data = open_run_data(config, (facts or {}).get("changed", ()))
         config = apply_hyperrule(config, data)
         if devices.main:
             out = stack.enter_context(runs.open_folder(out, numbered))
@@ -124,7 +124,7 @@ def train_config(
 
 
 def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, test: bool) -> Run:
-    torch.manual_seed(derive(config.seed))
+    torch.manual_seed(derive_seed(config.seed))
     keep_head = devices.broadcast(_keeps_head(run, config))
     labels = data.labels if config.train.uses_labels else ()
     model = build_model(config, labels, keep_head)
@@ -401,7 +401,7 @@ def inspect_run(run: Run, device: str) -> None:
     if inspection is None:
         return
     try:
-        data = open_parts(load_config(run.folder / "config.toml"))
+        data = open_run_data(load_config(run.folder / "config.toml"))
         split = next(name for name in ("test", "val", "train") if name in data.parts)
         model = load(run.folder).to(choose_device(device))
         # No longer than training took: a run of seconds is not worth many of them.

@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitrail.data.catalog import get
+from vitrail.data.catalog import load_torchvision
 from vitrail.data.dataset import ArraySource, IndexedSource, Source, Splits, unwrap
 from vitrail.data.folder import FolderSource, read_classes
 from vitrail.errors import DamagedError, FailureError, VitrailError, one_line
@@ -39,7 +39,7 @@ SMALLNORB = {
     "test": "smallnorb-5x01235x9x18x6x2x96x96-testing",
 }
 _GRADED = {"image": ".+", "level": "[0-4]"}
-"""Columns of retinopathy's tables."""
+"""The columns of retinopathy's tables, and what they may contain."""
 _KITTI_DEVKIT_URL = "https://s3.eu-central-1.amazonaws.com/avg-kitti/devkit_object.zip"
 
 _CLEVR_DEPTHS = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
@@ -47,14 +47,14 @@ _KITTI_METERS = (-100.0, 8.0, 20.0, 999.0)
 _NO_VEHICLE = 1000.0
 _VEHICLES = ("Car", "Van", "Truck")
 BYTES, WHOLE_NUMBERS = 0x1E3D4C55, 0x1E3D4C54
-"""What the files of small NORB begin with."""
+"""The first four bytes of small NORB's files."""
 
 _Rule = Callable[[Any], Any]
-"""From a dataset's own annotations to the class."""
+"""Maps a dataset's own annotations to the class."""
 
 
-def from_hand(advice: str, name: str, folder: Path) -> Splits:
-    """Data that may not be redistributed, or that has no public file to read."""
+def not_downloadable(advice: str, name: str, folder: Path) -> Splits:
+    """Refuses data that may not be redistributed, or that has no readable public file."""
     raise FailureError(f"{name} cannot be downloaded; put {advice} in {folder / name}")
 
 
@@ -68,15 +68,15 @@ def _reading(path: Path) -> Iterator[None]:
         OverflowError, csv.Error, struct.error, zlib.error, zipfile.BadZipFile,
     ) as error:  # fmt: skip
         raise DamagedError(
-            f"cannot read {path} ({one_line(error)}); delete it and fetch it again"
+            f"cannot read {path} ({one_line(error)}); delete it and download it again"
         ) from None
 
 
 def caltech101(name: str, folder: Path) -> Splits:
-    """With the class of background images, which torchvision leaves out."""
+    """Caltech 101 with its class of background images, which torchvision leaves out."""
     from torchvision import datasets
 
-    get(datasets.Caltech101, {}, name, folder)
+    load_torchvision(datasets.Caltech101, {}, name, folder)
     return Splits(name=name, train=read_classes(folder / "caltech101" / "101_ObjectCategories"))
 
 
@@ -95,10 +95,10 @@ def camelyon(name: str, folder: Path) -> Splits:
 
     parts = {}
     for part in ("train", "val", "test"):
-        get(datasets.PCAM, {"split": part}, name, folder)
-        place = folder / "pcam"
+        load_torchvision(datasets.PCAM, {"split": part}, name, folder)
+        root = folder / "pcam"
         stem = f"camelyonpatch_level_2_split_{part.replace('val', 'valid')}"
-        parts[part] = _patches(place / f"{stem}_x.h5", place / f"{stem}_y.h5", part)
+        parts[part] = _patches(root / f"{stem}_x.h5", root / f"{stem}_y.h5", part)
     return Splits(name=name, **parts)
 
 
@@ -118,10 +118,10 @@ def _patches(pixels: Path, labels: Path, part: str) -> Hdf5Source:
 def retinopathy(name: str, folder: Path) -> Splits:
     """Kaggle's layout: `trainLabels.csv` for train/, `retinopathy_solution.csv` for test/, whose
     public half is val."""
-    place = folder / name
-    train, rest = place / "trainLabels.csv", place / "retinopathy_solution.csv"
+    root = folder / name
+    train, rest = root / "trainLabels.csv", root / "retinopathy_solution.csv"
     if not (train.is_file() and rest.is_file()):
-        from_hand(
+        not_downloadable(
             "Kaggle's trainLabels.csv, retinopathy_solution.csv, train/ and test/, the images "
             "prepared as btgraham-300, or train/ val/ test/ with class folders,",
             name,
@@ -134,9 +134,9 @@ def retinopathy(name: str, folder: Path) -> Splits:
     }
     return Splits(
         name=name,
-        train=_graded(place / "train", _table_of(train, _GRADED)),
-        val=_graded(place / "test", halves["val"]),
-        test=_graded(place / "test", halves["test"]),
+        train=_graded(root / "train", _table_of(train, _GRADED)),
+        val=_graded(root / "test", halves["val"]),
+        test=_graded(root / "test", halves["test"]),
     )
 
 
@@ -167,22 +167,22 @@ def clevr(rule: _Rule, name: str, folder: Path) -> Splits:
     """Scenes of simple objects, labeled by a rule about them; CLEVR's own val split is test."""
     from torchvision import datasets
 
-    place = folder / "clevr" / "CLEVR_v1.0"
-    if not place.is_dir():
-        get(datasets.CLEVRClassification, {"split": "train"}, name, folder)
-    train, test = (_scenes(place, part, rule) for part in ("train", "val"))
+    root = folder / "clevr" / "CLEVR_v1.0"
+    if not root.is_dir():
+        load_torchvision(datasets.CLEVRClassification, {"split": "train"}, name, folder)
+    train, test = (_scenes(root, part, rule) for part in ("train", "val"))
     return Splits(name=name, train=train, test=test)
 
 
-def _scenes(place: Path, part: str, rule: _Rule) -> FolderSource:
+def _scenes(root: Path, part: str, rule: _Rule) -> FolderSource:
     """The images of a split, in the order of their names."""
-    path = place / "scenes" / f"CLEVR_{part}_scenes.json"
+    path = root / "scenes" / f"CLEVR_{part}_scenes.json"
     with _reading(path):
         scenes = json.loads(path.read_text(encoding="utf-8"))["scenes"]
         labeled = sorted((scene["image_filename"], rule(scene["objects"])) for scene in scenes)
     files = [file for file, _ in labeled]
     targets = np.array([target for _, target in labeled], dtype=np.int64)
-    return FolderSource(_numbers(targets), targets, files, place / "images" / part, files)
+    return FolderSource(_numbers(targets), targets, files, root / "images" / part, files)
 
 
 def dsprites(rule: _Rule, name: str, folder: Path) -> Splits:
@@ -198,12 +198,12 @@ def dsprites(rule: _Rule, name: str, folder: Path) -> Splits:
 
 
 def _white_on_black(path: Path, wanted: Int[np.ndarray, " m"]) -> np.ndarray:
-    """The file has ones and zeros."""
+    """Images of zeros and ones, scaled to 0 and 255."""
     return npz_rows(path, "imgs", wanted) * np.uint8(255)
 
 
 def smallnorb(rule: _Rule, name: str, folder: Path) -> Splits:
-    """Toys on a turntable, the left camera's image, labeled by a rule about how they stand."""
+    """Toys on a turntable, seen by the left camera, labeled by a rule about their pose."""
     parts = {}
     for part, stem in SMALLNORB.items():
         targets = np.asarray(rule(mat_array(_matrix(folder, f"{stem}-info.mat"))), dtype=np.int64)
@@ -214,10 +214,10 @@ def smallnorb(rule: _Rule, name: str, folder: Path) -> Splits:
 
 
 def _matrix(folder: Path, file: str) -> Path:
-    """A file of small NORB, unpacked or as it is published."""
-    here = [folder / "smallnorb" / name for name in (file, f"{file}.gz")]
-    found = next((path for path in here if path.is_file()), None)
-    return found or fetch_file(f"{_SMALLNORB_URL}{file}.gz")
+    """A file of small NORB, decompressed or as published."""
+    paths = [folder / "smallnorb" / name for name in (file, f"{file}.gz")]
+    local = next((path for path in paths if path.is_file()), None)
+    return local or fetch_file(f"{_SMALLNORB_URL}{file}.gz")
 
 
 def kitti(rule: _Rule, name: str, folder: Path) -> Splits:
@@ -225,20 +225,20 @@ def kitti(rule: _Rule, name: str, folder: Path) -> Splits:
     frames of one video are nearly the same image."""
     from torchvision import datasets
 
-    get(datasets.Kitti, {"train": True}, name, folder)
-    place = folder / "Kitti" / "raw"
-    devkit = place / "devkit_object.zip"
+    load_torchvision(datasets.Kitti, {"train": True}, name, folder)
+    root = folder / "Kitti" / "raw"
+    devkit = root / "devkit_object.zip"
     videos = _videos_of(devkit if devkit.is_file() else fetch_file(_KITTI_DEVKIT_URL))
     parts = {}
     for part, frames in by_video(videos).items():
         stems = [f"{frame:06d}" for frame in frames]
         targets = np.zeros(len(stems), dtype=np.int64)
         for i, stem in enumerate(stems):
-            path = place / "training" / "label_2" / f"{stem}.txt"
+            path = root / "training" / "label_2" / f"{stem}.txt"
             with _reading(path):
                 targets[i] = rule(path.read_text(encoding="utf-8").splitlines())
         files = [f"{stem}.png" for stem in stems]
-        images = place / "training" / "image_2"
+        images = root / "training" / "image_2"
         parts[part] = FolderSource(tuple("0123"), targets, files, images, files)
     return Splits(name=name, **parts)
 
@@ -298,15 +298,17 @@ def _rows(
     """The wanted rows of a stream, each of `length` bytes that begin with an image of `shape`."""
     size = math.prod(shape)
     pixels = np.empty((len(wanted), size), dtype=np.uint8)
-    place = 0
+    position = 0
     for number in np.argsort(wanted, kind="stable").tolist():
         row = int(wanted[number])
-        file.seek((row - place) * length, io.SEEK_CUR)  # ahead only: the stream may be compressed
-        found = file.read(length)
-        if len(found) < length:
+        file.seek(
+            (row - position) * length, io.SEEK_CUR
+        )  # ahead only: the stream may be compressed
+        data = file.read(length)
+        if len(data) < length:
             raise EOFError("the file ends too early")
-        place = row + 1
-        pixels[number] = np.frombuffer(found, np.uint8, size)
+        position = row + 1
+        pixels[number] = np.frombuffer(data, np.uint8, size)
     return pixels.reshape(len(wanted), *shape)
 
 
@@ -316,7 +318,7 @@ def npz_rows(path: Path, name: str, wanted: Int[np.ndarray, " m"]) -> np.ndarray
         np.lib.format.read_magic(file)
         shape, by_columns, kind = np.lib.format.read_array_header_1_0(file)
         if by_columns or kind.itemsize != 1:
-            raise ValueError(f"{name} has no rows of bytes")
+            raise ValueError(f"{name} is not an array of bytes in row order")
         return _rows(file, math.prod(shape[1:]), shape[1:], wanted)
 
 
@@ -363,7 +365,7 @@ def _above(thresholds: Sequence[float], value: float) -> int:
 
 
 def clevr_count(objects: Sequence[Mapping[str, Any]]) -> int:
-    """Three to ten objects."""
+    """The number of objects, from three to ten."""
     if not 3 <= len(objects) <= 10:
         raise VitrailError(f"a CLEVR scene has {len(objects)} objects; expected 3 to 10")
     return len(objects) - 3
@@ -376,8 +378,8 @@ def clevr_distance(objects: Sequence[Mapping[str, Any]]) -> int:
 
 def kitti_distance(lines: Iterable[str]) -> int:
     """How far ahead the nearest car, van or truck is, from the lines of a label file."""
-    found = [line.split() for line in lines]
-    ahead = [float(words[13]) for words in found if words and words[0] in _VEHICLES]
+    rows = [line.split() for line in lines]
+    ahead = [float(row[13]) for row in rows if row and row[0] in _VEHICLES]
     return _above(_KITTI_METERS, min(ahead, default=_NO_VEHICLE))
 
 

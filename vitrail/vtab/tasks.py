@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Int
 
 from vitrail.console import say
-from vitrail.data.catalog import FLAG, PETS, THREE, TWO, WHOLE, CatalogEntry, tv
-from vitrail.data.dataset import Renamed, Source, Splits, Subset, positions
-from vitrail.data.folder import holds_lists, open_lists
+from vitrail.data.catalog import FLAG, PETS, THREE, TWO, WHOLE, CatalogEntry, torchvision_dataset
+from vitrail.data.dataset import Renamed, Source, Splits, Subset, hash_fractions, subset
+from vitrail.data.folder import has_lists, open_lists
 from vitrail.errors import VitrailError
 from vitrail.vtab import files
 
@@ -32,24 +32,24 @@ GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One of the 19."""
+    """One of the 19 tasks."""
 
     title: str
     """As in the ViT paper's Table 9."""
     group: Group
     classes: int
     whole: tuple[int, int, int]
-    """Images of the parts that the 1,000 come from and of test: train, val, test."""
+    """Images of train and val, which the 1,000 are drawn from, and of test."""
     lists: str
-    """What the folder of its file lists is called."""
+    """The usual name of the folder of its file lists."""
     fetch: Callable[[str, Path], Splits]
-    """Gets the public files: name of the catalog and folder of all data sets."""
+    """Downloads the public files, given the catalog name and the folder of all data sets."""
     labels: tuple[str, ...] = ()
-    """What its derived classes mean; empty where the data names them itself."""
+    """Names for its derived classes; empty if the data has names."""
     per_class: int = 0
-    """Images of each class that are not test, where the data brings no test part."""
+    """Images of each class that are not test, if the data has no test split."""
     halved: bool = False
-    """Half of the data's own test part is val."""
+    """Whether val is half of the data's own test split."""
 
 
 _DEPTHS = ("8.0 or less", "to 8.5", "to 9.0", "to 9.5", "to 10.0", "above 10.0")
@@ -65,27 +65,27 @@ TASKS: dict[str, Task] = {
     ),
     "cifar100": Task(
         title="CIFAR-100", group="natural", classes=100, whole=(45_000, 5_000, 10_000),
-        lists="cifar", fetch=tv("CIFAR100", FLAG),
+        lists="cifar", fetch=torchvision_dataset("CIFAR100", FLAG),
     ),
     "dtd": Task(
         title="DTD", group="natural", classes=47, whole=(1_880, 1_880, 1_880),
-        lists="dtd", fetch=tv("DTD", THREE),
+        lists="dtd", fetch=torchvision_dataset("DTD", THREE),
     ),
     "flowers102": Task(
         title="Flowers102", group="natural", classes=102, whole=(1_020, 1_020, 6_149),
-        lists="oxford_flowers102", fetch=tv("Flowers102", THREE),
+        lists="oxford_flowers102", fetch=torchvision_dataset("Flowers102", THREE),
     ),
     "pets": Task(
         title="Pets", group="natural", classes=37, whole=(2_944, 736, 3_669),
-        lists="oxford_iiit_pet", fetch=tv("OxfordIIITPet", PETS),
+        lists="oxford_iiit_pet", fetch=torchvision_dataset("OxfordIIITPet", PETS),
     ),
     "sun397": Task(
         title="Sun397", group="natural", classes=397, whole=(76_128, 10_875, 21_750),
-        lists="sun397", fetch=tv("SUN397", WHOLE),
+        lists="sun397", fetch=torchvision_dataset("SUN397", WHOLE),
     ),
     "svhn": Task(
         title="SVHN", group="natural", classes=10, whole=(65_931, 7_326, 26_032),
-        lists="svhn", fetch=tv("SVHN", TWO),
+        lists="svhn", fetch=torchvision_dataset("SVHN", TWO),
     ),
     "camelyon": Task(
         title="Camelyon", group="specialized", classes=2, whole=(262_144, 32_768, 32_768),
@@ -93,11 +93,12 @@ TASKS: dict[str, Task] = {
     ),
     "eurosat": Task(
         title="EuroSAT", group="specialized", classes=10, whole=(16_200, 5_400, 5_400),
-        lists="eurosat", fetch=tv("EuroSAT", WHOLE),
+        lists="eurosat", fetch=torchvision_dataset("EuroSAT", WHOLE),
     ),
     "resisc45": Task(
         title="Resisc45", group="specialized", classes=45, whole=(18_900, 6_300, 6_300),
-        lists="resisc45", fetch=partial(files.from_hand, "the 45 class folders of NWPU-RESISC45"),
+        lists="resisc45",
+        fetch=partial(files.not_downloadable, "the 45 class folders of NWPU-RESISC45"),
     ),
     "retinopathy": Task(
         title="Retinopathy", group="specialized", classes=5, whole=(35_126, 10_906, 42_670),
@@ -114,7 +115,7 @@ TASKS: dict[str, Task] = {
     "dmlab": Task(
         title="DMLab", group="structured", classes=6, whole=(65_550, 22_628, 22_735),
         lists="dmlab",
-        fetch=partial(files.from_hand, "train/ val/ test/ with one folder for each of 6 classes"),
+        fetch=partial(files.not_downloadable, "train/ val/ test/ with 6 class folders each"),
     ),
     "dsprites_loc": Task(
         title="dSpr-Loc", group="structured", classes=16, whole=_SPRITES, lists="dsprites_loc",
@@ -137,7 +138,7 @@ TASKS: dict[str, Task] = {
         fetch=partial(files.smallnorb, files.smallnorb_elevation), halved=True,
     ),
 }  # fmt: skip
-"""By the last part of their names in the catalog, in the order of Table 9."""
+"""By their names in the catalog without `vtab/`, in the order of Table 9."""
 
 
 def entries() -> dict[str, CatalogEntry]:
@@ -158,47 +159,48 @@ def entries() -> dict[str, CatalogEntry]:
 
 
 def lists_of(name: str, folder: Path) -> Path | None:
-    """Where the file lists of a task lie: under its own name or under the usual one, if at all."""
+    """The folder with the file lists of a task, by its own name or the usual one, if it exists."""
     short = name.removeprefix("vtab/")
     names = (short, TASKS[short].lists)
-    places = [folder / root / below for root in ("vtab", "vtab-1k") for below in names]
-    return next((place for place in places if holds_lists(place)), None)
+    folders = [folder / root / below for root in ("vtab", "vtab-1k") for below in names]
+    return next((path for path in folders if has_lists(path)), None)
 
 
 def _from_lists(name: str, folder: Path) -> Splits | None:
-    """A task with the benchmark's own 1,000 images, where their lists are there."""
-    place = lists_of(name, folder)
-    return None if place is None else open_lists(place)
+    """A task with the benchmark's own 1,000 images, if there are file lists."""
+    path = lists_of(name, folder)
+    return None if path is None else open_lists(path)
 
 
 def as_vtab(short: str, data: Splits) -> Splits:
-    """The 800, the 200 and test, out of whatever parts the data brings."""
+    """800 images for train, 200 for val, and test, from whatever splits the data has."""
     task, name = TASKS[short], f"vtab/{short}"
-    if brings_thousand(data) and data.test is None:
+    if has_thousand(data) and data.test is None:
         raise VitrailError(
-            f"{name}: the data has the 1,000 images and no test part; add it, or bring all images"
+            f"{name}: the data has the 1,000 training images but no test split; add one, or "
+            "provide the full dataset"
         )
     if sizes(data)[:2] == (_TRAIN + _VAL, 0):  # both, in one list
-        tell_once(f"{name}: which 200 of the 1,000 images are val is this project's own draw")
-        train, val = _drawn(data.part("train"), _TRAIN, _VAL)
+        say_once(f"{name}: the 200 val images are drawn from the 1,000 by this project's own seed")
+        train, val = _draw(data.part("train"), _TRAIN, _VAL)
         data = replace(data, train=train, val=val)
     elif sizes(data)[:2] != (_TRAIN, _VAL):
-        tell_once(
+        say_once(
             f"{name}: the 1,000 images are drawn by this project's own seed, not TFDS's; the "
-            "benchmark's own come from file lists (docs/transfer.md)"
+            "file lists give the benchmark's own (docs/transfer.md)"
         )
-        data = _thousand(name, parted(task, data))
-    parts = {part: _named(name, task, files.in_memory(x)) for part, x in data.parts.items()}
+        data = _draw_thousand(name, resplit(task, data))
+    parts = {part: _with_labels(name, task, files.in_memory(x)) for part, x in data.parts.items()}
     return Splits(name=name, **parts)
 
 
-def brings_thousand(data: Splits) -> bool:
-    """Whether somebody drew the 1,000 images already."""
+def has_thousand(data: Splits) -> bool:
+    """Whether the 1,000 images are drawn already."""
     return sizes(data)[:2] in ((_TRAIN, _VAL), (_TRAIN + _VAL, 0))
 
 
 def sizes(data: Splits) -> tuple[int, int, int]:
-    """Images of train, val and test."""
+    """The number of images of train, val and test."""
     train, val, test = (
         0 if part is None else len(part.targets) for part in (data.train, data.val, data.test)
     )
@@ -206,22 +208,22 @@ def sizes(data: Splits) -> tuple[int, int, int]:
 
 
 @cache
-def tell_once(line: str) -> None:
-    """A sweep opens its data many times."""
+def say_once(line: str) -> None:
+    """Says a line once per process: a sweep opens its data many times."""
     say(line)
 
 
-def parted(task: Task, data: Splits) -> Splits:
-    """With val and test as large as the benchmark's, taken from where it takes them."""
+def resplit(task: Task, data: Splits) -> Splits:
+    """The data with val and test in the benchmark's proportions, taken from the same splits."""
     train, val, test = data.part("train"), data.val, data.test
     if test is None and task.per_class:
         train, test = _some_of_each_class(train, task.per_class)
     if task.halved and val is None and test is not None:
-        val, test = _drawn(test, len(test.targets) // 2, len(test.targets) - len(test.targets) // 2)
-    wanted = [0 if val is not None else task.whole[1], 0 if test is not None else task.whole[2]]
-    there = len(train.targets)
-    counts = [round(there * n / (task.whole[0] + sum(wanted))) for n in wanted]
-    rest, new_val, new_test = _drawn(train, there - sum(counts), *counts)
+        val, test = _draw(test, len(test.targets) // 2, len(test.targets) - len(test.targets) // 2)
+    missing = [0 if val is not None else task.whole[1], 0 if test is not None else task.whole[2]]
+    total = len(train.targets)
+    counts = [round(total * n / (task.whole[0] + sum(missing))) for n in missing]
+    rest, new_val, new_test = _draw(train, total - sum(counts), *counts)
     return Splits(
         name=data.name,
         train=rest,
@@ -230,22 +232,23 @@ def parted(task: Task, data: Splits) -> Splits:
     )
 
 
-def _thousand(name: str, data: Splits) -> Splits:
-    """The first 800 and 200 of this project's order."""
-    few = {"train": _TRAIN, "val": _VAL}
-    for part, n in few.items():
-        if (there := len(data.part(part).targets)) < n:
+def _draw_thousand(name: str, data: Splits) -> Splits:
+    """800 images of train and 200 of val, the first of this project's order."""
+    counts = {"train": _TRAIN, "val": _VAL}
+    for split, n in counts.items():
+        if (available := len(data.part(split).targets)) < n:
             raise VitrailError(
-                f"{name}: {there} images can be {part}, VTAB-1k has {n}; is the data whole?"
+                f"{name}: only {available} images available for {split}, but VTAB-1k needs {n}; "
+                "is the dataset complete?"
             )
-    train, val = (_drawn(data.part(part), n)[0] for part, n in few.items())
+    train, val = (_draw(data.part(split), n)[0] for split, n in counts.items())
     return replace(data, train=train, val=val)
 
 
-def _drawn(source: Source, *counts: int) -> list[Subset]:
-    """Parts of so many images each, in an order that follows from their names alone."""
+def _draw(source: Source, *counts: int) -> list[Subset]:
+    """Disjoint subsets of so many images each, drawn by a hash of their names."""
     order: Int[np.ndarray, " n"] = np.argsort(
-        positions(f"vtab/{name}" for name in source.names), kind="stable"
+        hash_fractions(f"vtab/{name}" for name in source.names), kind="stable"
     )
     ends = np.cumsum(counts)
     return [
@@ -254,22 +257,22 @@ def _drawn(source: Source, *counts: int) -> list[Subset]:
 
 
 def _some_of_each_class(source: Source, n: int) -> tuple[Source, Source]:
-    """So many images of each class, and all others."""
-    # Not the order of `_drawn`: whose image is first among many would be first there as well.
-    at = positions(f"vtab/class/{name}" for name in source.names)
-    order = np.lexsort((at, source.targets))
+    """`n` images of each class, and the rest."""
+    # Not the hashes of `_draw`: images chosen here would come first there as well.
+    hashes = hash_fractions(f"vtab/class/{name}" for name in source.names)
+    order = np.lexsort((hashes, source.targets))
     starts = np.searchsorted(source.targets[order], source.targets[order])
-    first = np.zeros(len(order), dtype=bool)
-    first[order] = np.arange(len(order)) - starts < n
-    return Subset(source, np.flatnonzero(first)), Subset(source, np.flatnonzero(~first))
+    chosen = np.zeros(len(order), dtype=bool)
+    chosen[order] = np.arange(len(order)) - starts < n
+    return subset(source, chosen), subset(source, ~chosen)
 
 
-def _named(name: str, task: Task, source: Source) -> Source:
-    """With all classes of the task, by their meaning where they have only numbers."""
+def _with_labels(name: str, task: Task, source: Source) -> Source:
+    """The source with all classes of the task; those that are only numbers get their names."""
     labels = source.labels
     if labels != tuple(map(str, range(len(labels)))):
         if len(labels) == task.classes:
             return source
     elif len(labels) <= task.classes:
         return Renamed(source, task.labels or tuple(map(str, range(task.classes))))
-    raise VitrailError(f"{name} has {task.classes} classes, the data here {len(labels)}")
+    raise VitrailError(f"{name} has {task.classes} classes, but this dataset has {len(labels)}")

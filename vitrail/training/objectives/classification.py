@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitrail.console import log_progress
 from vitrail.data.augment import mix, normalize
 from vitrail.data.dataset import Source
-from vitrail.data.loader import TrainingBatch, derive
+from vitrail.data.loader import TrainingBatch, derive_seed
 from vitrail.devices import reshard
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metrics import summary
@@ -67,7 +67,7 @@ class Classification(Objective):
         # Drawn from the step alone: all processes and all parts of a batch are mixed alike.
         with torch.random.fork_rng(devices=[]):
             step = batch.first // config.train.batch
-            torch.default_generator.manual_seed(derive(config.seed, step, 0))
+            torch.default_generator.manual_seed(derive_seed(config.seed, step, 0))
             images, targets = mix(
                 normalize(images, pre),
                 targets,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.console import log_progress
 from vitrail.data.augment import normalize
-from vitrail.data.loader import TrainingBatch, derive
+from vitrail.data.loader import TrainingBatch, derive_seed
 from vitrail.devices import reshard
 from vitrail.errors import VitrailError
 from vitrail.evaluation.predictor import ImageBatches, eval_mode
@@ -110,7 +110,7 @@ class MaskedPatches(Objective):
         images = normalize(batch.images[rows], self.inputs.preprocessing)
         first, last = batch.first + rows.start, batch.first + rows.stop
         positions = torch.arange(first, last, device=images.device)
-        seed = derive(self.inputs.config.seed, _MASKING)
+        seed = derive_seed(self.inputs.config.seed, _MASKING)
         return images, draw(seed, positions, self.patches)
 
     def validate(self) -> dict[str, Any]:
