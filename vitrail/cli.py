@@ -234,22 +234,22 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
 
 def show_sweeps(result: dict[str, Any]) -> None:
     """Every seed, mean and deviation, and where the page is; several data sets as a table."""
-    from vitrail.console import print_table
-    from vitrail.reporting.sweeps import tasks
+    from vitrail.console import mean_std, print_table
+    from vitrail.evaluation.show import task_table
 
     for one in result.get("sweeps", [result]):
         if "tasks" in one:
-            found = tasks(one, one["name"])
-            print_table(found.columns, found.rows)
-            echo(found.note)
+            table = task_table(one, one["name"])
+            print_table(table.columns, table.rows)
+            echo(table.note)
             continue
         for row in one["seeds"]:
             echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
-        spread = "" if one["std"] is None else f" ± {100 * one['std']:.2f}"
         count = f"n = {one['n']:,}, {len(one['seeds'])} seeds"
-        echo(f"{one['name']}  test {100 * one['mean']:.2f}{spread} % ({count})")
+        echo(f"{one['name']}  test {mean_std(one['mean'], one['std'])} % ({count})")
         echo(f"next  vitrail predict {shlex.quote(one['seeds'][0]['run'])} photo.jpg")
-    echo(f"report  {result['report']}")
+    if Path(result["report"]).exists():  # unless vitrail.reporting was deleted
+        echo(f"report  {result['report']}")
 
 
 @main.command()

@@ -3,6 +3,7 @@
 Progress is drawn on a terminal; elsewhere it is a line now and then.
 """
 
+import math
 import os
 import re
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from vitrail.errors import VitrailError
 
@@ -20,6 +21,9 @@ LOG_INTERVAL = 30.0
 UNSAFE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What a terminal would obey rather than show: control characters, and those that reverse the
 direction of writing."""
+NONE = "–"
+"""Stands for a number that is not known."""
+Number = int | float | None
 
 
 @runtime_checkable
@@ -183,6 +187,38 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+
+
+def known(value: Number) -> TypeGuard[int | float]:
+    """Whether there is a finite number."""
+    return value is not None and math.isfinite(value)
+
+
+def percent(fraction: Number, digits: int = 2) -> str:
+    """`97.31 %`."""
+    return f"{mean_std(fraction, digits=digits)} %" if known(fraction) else NONE
+
+
+def between(interval: Sequence[Number] | None, digits: int = 1) -> str:
+    """`95.1 to 98.6 %`, or nothing if the ends are not known."""
+    if interval is None or not all(map(known, interval)):
+        return ""
+    low, high = (mean_std(end, digits=digits) for end in interval)
+    return f"{low} to {high} %"
+
+
+def mean_std(mean: Number, std: Number = None, *, digits: int = 2, scale: float = 100.0) -> str:
+    """`97.10 ± 0.32`, in percent by default."""
+    if not known(mean):
+        return NONE
+    spread = f" ± {scale * std:.{digits}f}" if known(std) else ""
+    return f"{scale * mean:.{digits}f}{spread}"
+
+
+def plural(number: int, thing: str) -> str:
+    """`1 class`, `2,000 classes`."""
+    ending = "" if number == 1 else "es" if thing.endswith("s") else "s"
+    return f"{number:,} {thing}{ending}"
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -20,7 +20,7 @@ def test_the_headline_has_number_interval_and_count():
     low, high = found["intervals"]["top1"]
     assert first.startswith("top-1")
     assert f"{100 * found['top1']:.2f} %" in first
-    assert f"{100 * low:.1f} – {100 * high:.1f} %" in first
+    assert f"{100 * low:.1f} to {100 * high:.1f} %" in first
     assert first.endswith("n = 200, pets (test)")
     text = "\n".join(lines(found))
     for name in ("balanced accuracy", "macro-F1", "calibration error"):

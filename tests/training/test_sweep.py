@@ -18,7 +18,8 @@ from vitrail import runs
 from vitrail.cli import main, show_sweeps
 from vitrail.config import Config, load_config, with_settings
 from vitrail.errors import DamagedError, FailureError, VitrailError
-from vitrail.reporting.sweeps import tables, tasks
+from vitrail.evaluation.show import task_table
+from vitrail.reporting.sweeps import tables
 from vitrail.runs import Run
 from vitrail.training.multi_dataset import image_origin
 from vitrail.training.resolve import resolve_config
@@ -203,7 +204,7 @@ def test_the_table_has_the_form_of_table_9():
         "present": 1,
         "absent": ["vtab/DMLab"],
     }
-    found = tasks(result, "VTAB")
+    found = task_table(result, "VTAB")
     assert found.rows == [
         ("DTD", "natural", "50.00", "50", "own draw of 1,000"),
         ("DMLab", "structured", "–", "", "absent"),

@@ -1,7 +1,7 @@
 """Packages that can be deleted: training and prediction work without any one of them."""
 
 import sys
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -29,10 +29,34 @@ class Blocked(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def train_and_predict(leaf: str, folder: Path) -> None:
+def block(leaf: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "vitrail"]:
         del sys.modules[name]
     sys.meta_path.insert(0, Blocked(f"vitrail.{leaf}"))
+
+
+def show_tasks(folder: Path) -> None:
+    block("reporting")
+    from vitrail.cli import show_sweeps
+
+    task = {"title": "Pets", "group": None, "absent": "", "mean": 0.9, "std": None, "n": 20}
+    means = {"groups": [], "mean": 0.9, "std": None, "n": 20, "present": 1, "absent": []}
+    result = {"name": "vit", "tasks": [{**task, "images": ""}], "seeds": [{}], **means}
+    with (folder / "stdout.txt").open("w") as stdout, redirect_stdout(stdout):
+        show_sweeps(result | {"report": str(folder / "report.html")})
+
+
+def test_a_sweep_is_shown_without_reporting(tmp_path):
+    process = start(show_tasks, tmp_path)
+    process.join()
+    assert process.exitcode == 0
+    shown = (tmp_path / "stdout.txt").read_text()
+    assert "90.00" in shown
+    assert "report.html" not in shown
+
+
+def train_and_predict(leaf: str, folder: Path) -> None:
+    block(leaf)
     from vitrail.cli import main
 
     out = str(folder / "run")

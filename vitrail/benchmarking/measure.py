@@ -184,8 +184,8 @@ def time_batches(
     smallest = min(batches, default=least)
     if not timings or timings[-1].batch < smallest:
         bound = f" within {max_bytes / 2**30:.1f} GiB" if max_bytes else ""
-        where = work.where.hardware()
-        raise FailureError(f"{FAILURES[ended_by]} batch size {smallest} on {where}{bound}")
+        hardware = work.where.hardware()
+        raise FailureError(f"{FAILURES[ended_by]} batch size {smallest} on {hardware}{bound}")
     return timings, ended_by
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitrail.console import Advance
+from vitrail.console import Advance, plural
 from vitrail.data.dataset import Broken, Source, Splits, Subset
 from vitrail.duplicates.fingerprints import Fingerprints, fingerprints
 from vitrail.duplicates.matching import EXACT, Rows, match
@@ -74,14 +74,14 @@ class Section:
         if not self.pairs:
             return []
         exact = sum(pair.kind == "exact" for pair in self.pairs)
-        count = f"{_counted(len(self.pairs), 'pair')}, {exact:,} identical"
+        count = f"{plural(len(self.pairs), 'pair')}, {exact:,} identical"
         conflicts = set(self.conflicts)
         if conflicts:
             count += f", {len(self.conflicts):,} in two classes"
         if self.first == self.second:
-            line = f"within {self.first}: {count}; {_counted(len(groups(self.pairs)), 'group')}"
+            line = f"within {self.first}: {count}; {plural(len(groups(self.pairs)), 'group')}"
         else:
-            images = _counted(len({pair.second for pair in self.pairs}), "image")
+            images = plural(len({pair.second for pair in self.pairs}), "image")
             line = f"{self.first} and {self.second}: {count}; {images} of {self.second}"
         lines = [f"{'leak' if self.leak else 'duplicates':<10}  {line}"]
         for pair in sorted(self.pairs, key=lambda pair: pair not in conflicts)[:most]:
@@ -127,7 +127,7 @@ class Duplicates:
             where = "" if inside else f" in {' or '.join(others)}"
             lines = [f"no image of {self.name} has a duplicate{where}"]
         if self.broken:
-            lines.append(f"{_counted(len(self.broken), 'broken image')} left out")
+            lines.append(f"{plural(len(self.broken), 'broken image')} left out")
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -240,8 +240,3 @@ def groups(pairs: Sequence[Pair]) -> list[list[str]]:
     for name in sorted(leader):
         members.setdefault(lead(name), []).append(name)
     return list(members.values())
-
-
-def _counted(count: int, thing: str) -> str:
-    """`1 pair`, `2,000 pairs`."""
-    return f"{count:,} {thing}" + ("" if count == 1 else "s")

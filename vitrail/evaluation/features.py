@@ -20,9 +20,10 @@ from vitrail.console import Advance, say
 from vitrail.data.dataset import Source
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
-from vitrail.evaluation.predictor import ImageBatches, Predictor, eval_mode, gather
+from vitrail.evaluation.predictor import ImageBatches, Predictor, gather
 from vitrail.files import atomic_write
 from vitrail.model import Classifier
+from vitrail.model.classifier import eval_mode
 from vitrail.model.variants import to_dict
 
 _DIGEST = 16

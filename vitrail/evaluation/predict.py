@@ -33,10 +33,10 @@ from vitrail.evaluation.predictor import (
     Predictor,
     PreparedImages,
     collate,
-    eval_mode,
     skip_reason,
 )
 from vitrail.model import Classifier
+from vitrail.model.classifier import eval_mode
 from vitrail.weights.load import load
 
 _CPU_BATCH, _GPU_BATCH = 8, 64

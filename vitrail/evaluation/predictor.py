@@ -3,7 +3,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +22,13 @@ from vitrail.devices import rank_and_world
 from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 from vitrail.evaluation.labels import NEW_HEAD, class_order, other_classes_hint
 from vitrail.evaluation.metrics import Predictions
-from vitrail.model.classifier import Activation, log_probabilities, losses
+from vitrail.model.classifier import (
+    NO_PREPROCESSING,
+    Activation,
+    eval_mode,
+    log_probabilities,
+    losses,
+)
 
 if TYPE_CHECKING:
     from vitrail.evaluation.features import FeatureCache
@@ -64,7 +69,7 @@ class Predictor:
             raise VitrailError(f"this model has no classes; {NEW_HEAD}")
         transform = transform or getattr(inner, "preprocess", None)
         if transform is None:
-            raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
+            raise VitrailError(NO_PREPROCESSING)
         own = tuple(getattr(inner, "labels", ()))
         if labels is None:
             classes = inner.architecture.classes if has_head else 0
@@ -287,19 +292,3 @@ def gather(
     columns = [torch.cat(column) for column in zip(*merged, strict=True)]
     order = columns[0].argsort() if columns else None
     return [column[order] for column in columns], sorted(one for _, part in parts for one in part)
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout; afterwards each module is in the mode it was in.
-
-    Use it with `no_grad` and not with `inference_mode` where training goes on afterwards: what a
-    sharded model allocates in the latter cannot be trained.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

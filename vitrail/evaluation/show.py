@@ -1,10 +1,11 @@
-"""Results of `evaluate` and `fewshot` on a terminal."""
+"""Results of `evaluate`, `fewshot` and `sweep` on a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from vitrail.console import echo, print_table
+from vitrail.console import NONE, between, echo, mean_std, percent, plural, print_table
 
 _MANY = 30
 """Classes up to which each has its line."""
@@ -92,17 +93,6 @@ def with_images(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in result["per_class"] if row["n"]]
 
 
-def percent(share: float) -> str:
-    """With two decimals, as accuracies are published."""
-    return f"{100 * share:.2f} %"
-
-
-def between(interval: Sequence[float]) -> str:
-    """Both ends in per cent."""
-    low, high = (100 * end for end in interval)
-    return f"{low:.1f} – {high:.1f} %"
-
-
 def show_fewshot(result: dict[str, Any]) -> None:
     """Mean and deviation over the seeds for each number of shots, on stdout."""
     rows = result["results"]
@@ -115,7 +105,7 @@ def show_fewshot(result: dict[str, Any]) -> None:
         [
             (
                 *(str(shots), f"{ridge:g}", f"{group[0]['shown']:,}"),
-                *(over_seeds([row[key] for row in group]) for key in ("accuracy", "knn")),
+                *(_over_seeds([row[key] for row in group]) for key in ("accuracy", "knn")),
                 str(len(group)),
             )
             for (shots, ridge), group in groups.items()
@@ -131,7 +121,45 @@ def show_fewshot(result: dict[str, Any]) -> None:
         echo(f"skipped  {len(broken):,} in all; --json lists them")
 
 
-def over_seeds(values: Sequence[float]) -> str:
-    """`91.20 ± 0.31 %`."""
-    spread = f" ± {100 * stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{100 * fmean(values):.2f}{spread} %"
+def _over_seeds(values: Sequence[float]) -> str:
+    return f"{mean_std(fmean(values), stdev(values) if len(values) > 1 else None)} %"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Text in rows and columns, for the terminal and for pages."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    strong: frozenset[int] = frozenset()
+    """The rows to emphasize."""
+
+
+def task_table(result: Mapping[str, Any], title: str) -> Table:
+    """As in the paper's Table 9: every task, the means of groups, the mean."""
+    rows = [_task_row(task) for task in result["tasks"]]
+    first_mean = len(rows)
+    for group in result["groups"]:
+        count = f"{group['present']} of {group['tasks']} tasks"
+        rows.append((f"{group['group']} mean", "", mean_std(group["mean"]), "", count))
+    count = f"{result['present']} of {len(result['tasks'])} tasks"
+    rows.append(("mean", "", mean_std(result["mean"], result["std"]), f"{result['n']:,}", count))
+    note = f"Top-1 on test in percent, mean over {plural(len(result['seeds']), 'seed')}."
+    if result["absent"]:
+        note += f" Absent, excluded from all means: {', '.join(result['absent'])}."
+    return Table(
+        title=title,
+        columns=("task", "group", "top-1", "n", ""),
+        rows=rows,
+        note=note,
+        strong=frozenset(range(first_mean, len(rows))),
+    )
+
+
+def _task_row(task: Mapping[str, Any]) -> tuple[str, ...]:
+    title, group = task["title"], task["group"] or ""
+    if task["absent"]:
+        return title, group, NONE, "", "absent"
+    return title, group, mean_std(task["mean"], task["std"]), f"{task['n']:,}", task["images"]

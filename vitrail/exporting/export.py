@@ -32,6 +32,7 @@ from vitrail.exporting.graphs import (
 from vitrail.exporting.hub import Library, export_hub
 from vitrail.files import write_json
 from vitrail.model import Classifier
+from vitrail.model.classifier import NO_PREPROCESSING
 from vitrail.weights.convert import Parity
 from vitrail.weights.load import load
 
@@ -143,7 +144,7 @@ def _export_graph(
     loaded = model if isinstance(model, Classifier) else load(model)
     preprocess = loaded.preprocess
     if not isinstance(preprocess, Preprocessing):
-        raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
+        raise VitrailError(NO_PREPROCESSING)
     # A copy: the caller's model keeps its device, mode and precision.
     loaded = copy.deepcopy(loaded).float().cpu().eval().requires_grad_(False)
     metadata = describe_graph(loaded, preprocess, options)

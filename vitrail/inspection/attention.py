@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.model import Classifier
+from vitrail.model.classifier import eval_mode
 from vitrail.model.positions import Grid
 from vitrail.model.vit import Attention, AxialAttention, ViT, grid_for
 
@@ -129,7 +130,11 @@ def record(
     gradient = gradient and model.head is not None and has_attention_grad(model)
     differentiated = [*modules, *([] if pool is None else [pool])] if gradient else []
     projections = [module.get_submodule("out") for module in differentiated]
-    with _eval_mode(model, checkpointing=gradient), torch.set_grad_enabled(gradient):
+    with (
+        eval_mode(model),
+        _checkpointing(model, gradient),
+        torch.set_grad_enabled(gradient),
+    ):
         with _inputs_of(modules) as inputs, _inputs_of(projections) as head_outputs:
             tokens = model.tokens(image.detach().requires_grad_(gradient))
             features = model.pool_tokens(tokens)
@@ -168,14 +173,11 @@ def record(
 
 
 @contextmanager
-def _eval_mode(model: Classifier, *, checkpointing: bool) -> Iterator[None]:
-    training, before = model.training, model.activation_checkpointing
-    model.eval()
-    model.activation_checkpointing = checkpointing
+def _checkpointing(model: Classifier, on: bool) -> Iterator[None]:
+    before, model.activation_checkpointing = model.activation_checkpointing, on
     try:
         yield
     finally:
-        model.train(training)
         model.activation_checkpointing = before
 
 

@@ -32,6 +32,7 @@ from vitrail.inspection.embeddings import (
     why_no_positions,
 )
 from vitrail.model import Classifier
+from vitrail.model.classifier import NO_PREPROCESSING
 from vitrail.model.variants import variant_name
 from vitrail.weights.load import fitted
 
@@ -126,7 +127,7 @@ class Tracer:
     @property
     def preprocess(self) -> Preprocessing:
         if self._preprocess is None:
-            raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
+            raise VitrailError(NO_PREPROCESSING)
         return self._preprocess
 
     @property

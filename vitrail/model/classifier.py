@@ -1,8 +1,8 @@
 """What all models share: the interface, the head, and the validation of an architecture."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from vitrail.errors import VitrailError, did_you_mean
 
 Activation = Literal["softmax", "sigmoid"]
 """How logits become probabilities: of one class out of all, or of each class by itself."""
+NO_PREPROCESSING = "this model has no preprocessing; load it with vitrail.load(...)"
 
 
 class Classifier(nn.Module):
@@ -140,7 +141,7 @@ class Classifier(nn.Module):
     def predict(self, image: Any, top: int = 5) -> list[tuple[str, float]]:
         """The most likely classes of one image with their probabilities, best first."""
         if self.preprocess is None:
-            raise VitrailError("this model has no preprocessing; load it with vitrail.load(...)")
+            raise VitrailError(NO_PREPROCESSING)
         if self.head is None:
             raise VitrailError("this model has no classes; load it with classes=… and train a head")
         if not isinstance(top, int) or top < 1:
@@ -267,3 +268,19 @@ def as_size(size: Any) -> tuple[int, int]:
     if expected := _mismatch("size", tuple[int, int], sides):
         raise VitrailError(f"size = {size!r}: expected {expected}")
     return sides
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """No dropout; afterwards each module is in the mode it was in.
+
+    Use it with `no_grad` and not with `inference_mode` where training goes on afterwards: what a
+    sharded model allocates in the latter cannot be trained.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

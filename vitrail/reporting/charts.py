@@ -323,8 +323,6 @@ def _plain(value: float) -> str:
 def draw_calibration(key: str, bins: Sequence[dict[str, Any]]) -> Markup:
     """Accuracy in each bin of confidence, above the number of images in it."""
     used = [one for one in bins if one["n"]]
-    if not used:
-        return Markup()
     low, high, confidence, accuracy, n = (
         np.array([one[name] for one in used], dtype=float)
         for name in ("low", "high", "confidence", "accuracy", "n")

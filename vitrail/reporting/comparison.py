@@ -1,28 +1,19 @@
 """Several runs on one page: overlaid curves, results, and the settings that differ."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from vitrail.console import NONE, Number, known, mean_std
 from vitrail.errors import VitrailError
+from vitrail.evaluation.show import Table
 from vitrail.reporting.charts import MOST_POINTS, RUN_COLORS, Chart, Series, draw_curves, line
 from vitrail.reporting.loading import RunData, load_run
-from vitrail.reporting.rendering import (
-    NONE,
-    SPACE,
-    Number,
-    between,
-    duration,
-    fixed,
-    known,
-    percent,
-    write_page,
-)
-from vitrail.reporting.sweeps import Table
+from vitrail.reporting.rendering import SPACE, between, digits, duration, fixed, write_page
 
 _MOST_CLASSES = 60
 _MOST_DRAWN = 6000
@@ -155,16 +146,12 @@ def _result_row(group: _Group) -> dict[str, Any]:
     results = group.results
     n = min((result["n"] for result in results), default=0)
     single = len(group.runs) == len(results) == 1
-
-    def share(value: Number) -> str:
-        return percent(value, n)
-
     return {
         "splits": sorted({result["split"] for result in results}),
         "ns": sorted({result["n"] for result in results}),
-        "top1": _spread([result["top1"] for result in results], share),
+        "top1": _spread_percent([result["top1"] for result in results], n),
         "interval": between(results[0]["intervals"]["top1"], n) if single else "",
-        "top5": _spread([result["top5"] for result in results if result["has_top5"]], share),
+        "top5": _spread_percent([r["top5"] for r in results if r["has_top5"]], n),
         "macro_f1": _spread([result["macro_f1"] for result in results]),
         "ece": _spread([result["ece"] for result in results]),
         "time": duration(_mean(run.info.get("seconds") for run in group.runs)),
@@ -182,13 +169,17 @@ def _mean(values: Iterable[Number]) -> Number:
     return mean(numbers) if numbers else None
 
 
-def _spread(values: Sequence[Number], write: Callable[[Number], str] = fixed) -> str:
-    """`0.971`, or `0.971 ± 0.003` for several; `97.1 ± 0.3 %` for percentages."""
+def _spread(values: Sequence[Number], places: int = 3, scale: float = 1.0) -> str:
+    """`0.971`, or `0.971 ± 0.003` for several."""
     numbers = list(filter(known, values))
-    if len(numbers) < 2:
-        return write(_mean(numbers))
-    middle = write(mean(numbers)).removesuffix(f"{SPACE}%")
-    return f"{middle}{SPACE}±{SPACE}{write(stdev(numbers))}"
+    std = stdev(numbers) if len(numbers) > 1 else None
+    return mean_std(_mean(numbers), std, digits=places, scale=scale).replace(" ", SPACE)
+
+
+def _spread_percent(values: Sequence[Number], n: int) -> str:
+    """`97.1 %`, or `97.1 ± 0.3 %`; of n images each."""
+    text = _spread(values, digits(n), 100.0)
+    return text if text == NONE else f"{text}{SPACE}%"
 
 
 def _cautions(groups: Sequence[_Group]) -> list[str]:

@@ -1,26 +1,24 @@
-"""The page of one run. run.html calls the functions below inside `section`, so that a malformed
-file costs no more than its sections."""
+"""The page of one run, which run.html lays out."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 
-from vitrail import runs
-from vitrail.errors import VitrailError
+from vitrail.console import NONE, known
+from vitrail.errors import DamagedError, VitrailError, one_line
 from vitrail.files import read_json
 from vitrail.reporting.charts import MOST_POINTS, draw_calibration, draw_distances, draw_run
 from vitrail.reporting.comparison import compare
-from vitrail.reporting.loading import Rows, RunData, column, embed, load_run, state_of
+from vitrail.reporting.loading import Rows, RunData, column, embed, load_run
 from vitrail.reporting.rendering import (
-    NONE,
     between,
     count,
     duration,
     image_uri,
     joules,
-    known,
     memory,
     operations,
     percent,
@@ -41,6 +39,8 @@ _MOST_INSPECTED = 6
 # A page of five megabytes can still be mailed; the sheet of training images is most of it.
 _MOST_SHEET_BYTES = 1_500_000
 _MOST_IMAGE_BYTES = 400_000
+_UNEXPECTED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError)
+"""Errors that values of another type than ours lead to."""
 
 
 def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path:
@@ -50,13 +50,18 @@ def report(folders: Sequence[str | Path], out: str | Path | None = None) -> Path
     """
     shipped = fetch(BUILTIN.source)
     paths = [shipped if folder == BUILTIN.name else Path(folder) for folder in folders]
-    for path in paths:
-        if not runs.is_run(path):
-            raise VitrailError(f"{path} is not a run folder: run.json or config.toml is missing")
-    if len(paths) > 1:
-        return compare(paths, Path(out or "report.html"))
-    own = out is None and paths[0] != shipped
-    return write(paths[0], None if own else Path(out or "report.html"))
+    try:
+        if len(paths) > 1:
+            return compare(paths, Path(out or "report.html"))
+        own = out is None and paths[0] != shipped
+        return write(paths[0], None if own else Path(out or "report.html"))
+    except VitrailError:
+        raise
+    except _UNEXPECTED as error:
+        raise DamagedError(
+            f"{', '.join(map(str, paths))}: run.json, metrics.jsonl, evaluation/*.json or "
+            f"inspection/inspection.json has unexpected values ({one_line(error)})"
+        ) from error
 
 
 def write(folder: Path, target: Path | None = None) -> Path:
@@ -67,17 +72,15 @@ def write(folder: Path, target: Path | None = None) -> Path:
         "run.html",
         run=run,
         info=run.info,
-        notes=run.notes,
         result=run.result,
-        sheet=embed(folder / "augmented.jpg", _MOST_SHEET_BYTES, shrink=True),
-        sheet_note=state_of(folder / "augmented.jpg"),
+        sheet=embed(folder / "augmented.jpg", _MOST_SHEET_BYTES),
         inspection=read_json(folder / "inspection" / "inspection.json"),
-        headline=_headline,
-        status=_status,
-        facts=_facts,
-        charts=draw_run,
-        curve_caption=_curve_caption,
-        curve_cautions=curve_cautions,
+        headline=_headline(run),
+        status=_status(run),
+        facts=_facts(run),
+        charts={against: draw_run(run, against) for against in ("step", "seconds")},
+        curve_caption=_curve_caption(run),
+        curve_cautions=curve_cautions(run),
         class_tables=_class_tables,
         heat=_heat,
         confused=_confused,
@@ -86,10 +89,10 @@ def write(folder: Path, target: Path | None = None) -> Path:
         inspected_images=_inspected_images,
         distance_chart=draw_distances,
         embed=lambda name: embed(folder / "inspection" / name, _MOST_IMAGE_BYTES),
-        cost=_cost,
-        changed=_changed,
-        setting_groups=_setting_groups,
-        environment=_environment,
+        cost=_cost(run),
+        changed=_changed(run),
+        setting_groups=_setting_groups(run),
+        environment=_environment(run),
         broken=_broken(run),
     )
 
@@ -191,14 +194,12 @@ def _curve_caption(run: RunData) -> str:
 
 
 def curve_cautions(run: RunData) -> list[str]:
-    """Gaps in the curves, and damaged lines."""
-    sentences = [
+    """Gaps in the curves."""
+    sentences = (
         _not_finite(run.train, "loss"),
         _not_finite(run.train, "grad_norm"),
         _not_finite(run.val, "loss"),
-    ]
-    if note := run.notes.get("metrics.jsonl"):
-        sentences.append(f"metrics.jsonl {note}.")
+    )
     return [sentence for sentence in sentences if sentence]
 
 
@@ -252,17 +253,19 @@ def _confused(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _confidence(result: dict[str, Any]) -> str:
-    """Whether the model is over- or underconfident."""
+    """Whether the model is overconfident, underconfident or well calibrated."""
     bins = [one for one in result["calibration"] if one["n"]]
     n = sum(one["n"] for one in bins)
     confidence, accuracy = (
         sum(one["n"] * one[key] for one in bins) / n for key in ("confidence", "accuracy")
     )
     gap = confidence - accuracy
-    verdict = "over" if gap > 0.02 else "under" if gap < -0.02 else "neither over- nor under"
+    verdict = (
+        "overconfident" if gap > 0.02 else "underconfident" if gap < -0.02 else "well calibrated"
+    )
     return (
         f"Mean confidence is {percent(confidence, n)}, accuracy {percent(accuracy, n)} "
-        f"(n = {n:,}): the model is {verdict}confident."
+        f"(n = {n:,}): the model is {verdict}."
     )
 
 
@@ -297,7 +300,7 @@ def _cost(run: RunData) -> Facts:
 
 
 def _changed(run: RunData) -> dict[str, str]:
-    """Settings that differ from the defaults."""
+    """Settings that differ from the recipe."""
     pairs = (entry.partition("=") for entry in run.info.get("changed") or [])
     return {key.strip(): run.settings.get(key.strip(), value.strip()) for key, _, value in pairs}
 

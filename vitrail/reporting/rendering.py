@@ -1,34 +1,23 @@
 """Templates to one self-contained page, and the formats of its numbers."""
 
-import math
 import re
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined, TemplateRuntimeError
-from markupsafe import Markup, escape
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
 
 from vitrail import __version__, console
-from vitrail.errors import one_line
+from vitrail.console import NONE, Number, known
 from vitrail.files import atomic_write
 
-MALFORMED = (
-    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
-    TemplateRuntimeError,
-)
-"""Errors that values of an unexpected type lead to."""
-
-NONE = "–"
 SPACE = "\N{NO-BREAK SPACE}"
-Number = int | float | None
 
 # What would break a page; a tab or a new line in a command is meant.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-# Only an image may enter the page, whatever a file calls one.
-_IMAGE_URI = re.compile(r"data:image/(jpeg|png|webp);base64,[A-Za-z0-9+/]+={0,2}")
 _MOST_URI_BYTES = 60_000
 
 
@@ -50,7 +39,6 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
         version=__version__,
         icon="data:image/svg+xml;base64," + b64encode(window.encode()).decode(),
         window=Markup(window.replace(' xmlns="http://www.w3.org/2000/svg"', "")),
-        section=_section,
         **values,
     )
     atomic_write(target, lambda part: part.write_text(page, "utf-8"))
@@ -66,25 +54,10 @@ def _printable(value: Any) -> Any:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value
 
 
-def _section(name: str, title: str, file: str, caller: Callable[[], str], css: str = "") -> Markup:
-    """`{% call section(...) %}`: a section of a page, or one line if its file is malformed."""
-    try:
-        body = caller()
-    except MALFORMED as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        text = _printable(f"{file} is malformed ({short(reason, 160)}): nothing to show.")
-        body = Markup(f'<p class="missing">{escape(text)}</p>\n')
-    if not body.strip():
-        return Markup()
-    opening = Markup('<section id="{}"{}>\n').format(name, Markup(css and f' class="{css}"'))
-    heading = Markup("<h2>{}</h2>\n").format(title) if title else ""
-    return opening + heading + body + Markup("</section>\n")
-
-
 def image_uri(value: Any) -> str:
-    """A data URI of a small image, or nothing."""
+    """A data URI of a small image, or nothing: the page loads nothing from elsewhere."""
     text = str(value)
-    return text if len(text) <= _MOST_URI_BYTES and _IMAGE_URI.fullmatch(text) else ""
+    return text if text.startswith("data:image/") and len(text) <= _MOST_URI_BYTES else ""
 
 
 def short(text: Any, most: int = 60) -> str:
@@ -98,26 +71,22 @@ def short(text: Any, most: int = 60) -> str:
 
 def plural(number: int, thing: str) -> str:
     """`1 class`, `2 classes`."""
-    ending = "" if number == 1 else "es" if thing.endswith("s") else "s"
-    return f"{number:,}{SPACE}{thing}{ending}"
-
-
-def known(value: Number) -> TypeGuard[int | float]:
-    """Whether there is a finite number."""
-    return value is not None and math.isfinite(value)
+    return console.plural(number, thing).replace(" ", SPACE)
 
 
 def percent(fraction: Number, n: int = 0) -> str:
     """`97.3 %`; with two digits where there are images enough to tell them apart."""
-    return f"{100 * fraction:.{1 if n < 1000 else 2}f}{SPACE}%" if known(fraction) else NONE
+    return console.percent(fraction, digits(n)).replace(" ", SPACE)
 
 
-def between(span: Sequence[Number] | None, n: int = 0) -> str:
-    """`95.1 to 98.6 %`, or nothing where the ends are not known."""
-    if span is None or not all(map(known, span)):
-        return ""
-    low, high = (percent(end, n) for end in span)
-    return f"{low.removesuffix(SPACE + '%')} to {high}"
+def between(interval: Sequence[Number] | None, n: int = 0) -> str:
+    """`95.1 to 98.6 %`, or nothing if the ends are not known."""
+    return console.between(interval, digits(n)).replace(" %", f"{SPACE}%")
+
+
+def digits(n: int) -> int:
+    """How many decimals of a percentage n images can tell apart."""
+    return 1 if n < 1000 else 2
 
 
 def fixed(value: Number, digits: int = 3) -> str:

@@ -14,6 +14,7 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.predictor import Predictor
 from vitrail.inspection.attention import record
 from vitrail.model import Classifier
+from vitrail.model.classifier import NO_PREPROCESSING
 from vitrail.model.variants import variant_name
 from vitrail.serving.maps import AttentionMap, AttentionShape, MapQuery, attention_maps
 from vitrail.weights.load import load
@@ -93,7 +94,7 @@ class ServedModel:
 def serve_model(model: Classifier, name: str) -> ServedModel:
     """Prepares a model; a forward pass over a black image finds out early what does not work."""
     if not isinstance(model.preprocess, Preprocessing):
-        raise VitrailError(f"{name} has no preprocessing; load it with vitrail.load(...)")
+        raise VitrailError(f"{name}: {NO_PREPROCESSING}")
     weights = next(model.eval().parameters())
     black = torch.zeros(1, len(model.preprocess.mean), *model.preprocess.size)
     with torch.inference_mode():

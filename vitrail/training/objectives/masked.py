@@ -20,7 +20,8 @@ from vitrail.data.augment import normalize
 from vitrail.data.loader import TrainingBatch, derive_seed
 from vitrail.devices import reshard
 from vitrail.errors import VitrailError
-from vitrail.evaluation.predictor import ImageBatches, eval_mode
+from vitrail.evaluation.predictor import ImageBatches
+from vitrail.model.classifier import eval_mode
 from vitrail.model.vit import ViT, ViTArchitecture
 from vitrail.training.inputs import NO_VAL_IMAGE, ImageInputs
 from vitrail.training.objectives.base import Objective
