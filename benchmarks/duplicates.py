@@ -3,7 +3,7 @@
     python benchmarks/duplicates.py [--pictures 1000000] [--others 1000000] [--planted 1000]
 
 Compares two sets, or with --others 0 one set with itself. Reading and decoding the pictures, which
-takes a data set most of the time, is left out: what is measured is the search alone. Some pictures
+takes a dataset most of the time, is left out: what is measured is the search alone. Some pictures
 of the first set are planted, with noise, among the others; the script says how many were found.
 """
 

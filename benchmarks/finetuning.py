@@ -100,7 +100,7 @@ def main() -> None:
                     model = peer(model, args.weights, args.size)
                 top1, speed = finetune(model, config, data, where)
                 told = f"seed {seed}  {name:4}  {args.size} px  lr {args.lr:g}"
-                print(f"{told}  test {100 * top1:.2f} %  {speed:,.0f} img/s", flush=True)
+                print(f"{told}  test {100 * top1:.2f}%  {speed:,.0f} img/s", flush=True)
 
 
 if __name__ == "__main__":

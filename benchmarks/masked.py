@@ -50,13 +50,13 @@ def scratch(args: argparse.Namespace, epochs: float, seed: int) -> Path:
 
 
 def measured(folders: Sequence[Path]) -> str:
-    """`76.10 ± 0.21 % (75.9, 76.1, 76.3)  n = 10,000`."""
+    """`76.10 ± 0.21% (75.9, 76.1, 76.3)  n = 10,000`."""
     texts = [(folder / "evaluation" / "test.json").read_text("utf-8") for folder in folders]
     found = [json.loads(text) for text in texts]
     scores = [100 * one["top1"] for one in found]
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
     each = ", ".join(f"{score:.2f}" for score in scores)
-    return f"{statistics.mean(scores):.2f} ± {deviation:.2f} % ({each})  n = {found[0]['n']:,}"
+    return f"{statistics.mean(scores):.2f} ± {deviation:.2f}% ({each})  n = {found[0]['n']:,}"
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where data sets lie; nothing can be fetched."""
+    """Where datasets lie; nothing can be fetched."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):

@@ -67,7 +67,7 @@ def test_models_lists_names_with_cost_and_source():
     assert result.returncode == 0
     lines = result.stdout.splitlines()
     assert lines[0].split()[:2] == ["name", "parameters"]
-    assert any("B/16-in21k-in1k-384" in line and "83.97 %" in line for line in lines)
+    assert any("B/16-in21k-in1k-384" in line and "83.97%" in line for line in lines)
 
 
 def test_models_as_json_is_one_value_with_the_promised_keys():
@@ -120,7 +120,7 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["convret"], "convret"),
         (["config", "digits/vti"], "no recipe named 'digits/vti'; did you mean 'digits/vit'"),
         (["config", "digits/vit", "optim.lrr=1"], "did you mean 'optim.lr'"),
-        (["train", "no/such/folder"], "neither a recipe nor a folder nor a known data set"),
+        (["train", "no/such/folder"], "neither a recipe nor a folder nor a known dataset"),
         (["train", "digits/vit", "train.batch=0"], "train.batch = 0: expected"),
         (["train", "digits/vit", "optim.lr=[1,2]"], "a list is for `vitrail sweep`"),
         (["train", "digits/vit", "--device", "abacus"], "--device abacus"),

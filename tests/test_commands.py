@@ -312,7 +312,7 @@ def test_few_shots_from_python_and_on_the_terminal(run, photos):
     told = CliRunner().invoke(main, [*words, "--device", "cpu", "--json"])
     assert json.loads(told.stdout) == found
     shown = CliRunner().invoke(main, [*words, "--device", "cpu", "--split", "train"])
-    assert "100.00 ± 0.00 %" in shown.stdout
+    assert "100.00 ± 0.00%" in shown.stdout
 
 
 def test_shots_that_are_no_numbers_are_one_line(run, photos):

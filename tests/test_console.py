@@ -153,8 +153,8 @@ def test_a_line_every_half_minute_and_none_for_what_is_short(clock, capsys):
             advance(100, total=1000)
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "features of train  300 of 1,000 (30 %), 70 s left",
-        "features of train  600 of 1,000 (60 %), 40 s left",
+        "features of train  300 of 1,000 (30%), 70 s left",
+        "features of train  600 of 1,000 (60%), 40 s left",
     ]
 
 
@@ -179,7 +179,7 @@ def test_a_download_says_how_far_it_is(clock, capsys):
         advance(100_000_000, 400_000_000)
     assert capsys.readouterr().err.splitlines() == [
         "fetching weights.npz",
-        "fetching weights.npz  0.1 GB of 0.4 GB (25 %), 2 min left",
+        "fetching weights.npz  0.1 GB of 0.4 GB (25%), 2 min left",
     ]
 
 
@@ -188,7 +188,7 @@ def test_a_checksum_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     path = tmp_path / "weights.npz.part"
     path.write_bytes(bytes(2_000_000))
     assert hash_mismatch(path, {"sha256": "00"}).startswith("sha256 ")
-    assert "checking weights.npz  2.0 MB of 2.0 MB (100 %)" in capsys.readouterr().err
+    assert "checking weights.npz  2.0 MB of 2.0 MB (100%)" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +205,7 @@ def test_training_and_its_evaluations_tell_in_a_log(monkeypatch, tmp_path, capsy
     lines = capsys.readouterr().err.splitlines()
     for start in ("step 1/3  eta ", "step 3/3  ", "evaluating val  ", "evaluating test  "):
         assert any(line.startswith(start) for line in lines), start
-    assert "(100 %)" not in run.log()  # a watched log needs it, a kept one does not
+    assert "(100%)" not in run.log()  # a watched log needs it, a kept one does not
 
 
 def test_features_and_evaluate_tell_in_a_log(run, monkeypatch, capsys):
@@ -222,5 +222,5 @@ def test_prediction_tells_in_a_log_and_keeps_stdout_clean(tmp_path, monkeypatch)
         Image.new("RGB", (40, 40), (80 * number, 0, 0)).save(tmp_path / f"{number}.png")
     done = CliRunner().invoke(main, ["predict", "builtin", str(tmp_path), "--json"])
     assert done.exit_code == 0, done.stderr
-    assert "predicting  3 of 3 (100 %)" in done.stderr
+    assert "predicting  3 of 3 (100%)" in done.stderr
     assert all(line.startswith("{") for line in done.stdout.splitlines())

@@ -134,6 +134,6 @@ def test_only_one_process_trains_in_a_folder(tmp_path):
 
 def test_an_existing_run_is_described(run):
     run.update(status="finished", best={"top1": 0.9412, "n": 100})
-    with pytest.raises(VitrailError, match=r"holds a finished run \(94.12 %\)"):
+    with pytest.raises(VitrailError, match=r"holds a finished run \(94.12%\)"):
         create(run.folder, load_config(), {}, resume=False)
     assert json.loads((run.folder / "run.json").read_text())["status"] == "finished"

@@ -115,7 +115,7 @@ def models(pattern: str, as_json: bool) -> None:
 
 def models_row(row: dict[str, Any]) -> Sequence[str]:
     """A line of the table."""
-    top1 = "" if row["top1"] is None else f"{row['top1']:.2f} %"
+    top1 = "" if row["top1"] is None else f"{row['top1']:.2f}%"
     numbers = (
         f"{row['parameters']:,}",
         f"{row['gmacs']:.2f}",
@@ -150,7 +150,7 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
 @click.option("--workers", default=0, show_default=True, help="Decoding processes.")
 @AS_JSON
 def data(data: str, settings: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Describe, check, split and pack a data set; find duplicates.
+    """Describe, check, split and pack a dataset; find duplicates.
 
     Without options, prints classes and image counts. SETTINGS are those of [data], for example
     data.val=0.2.
@@ -217,9 +217,9 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
     """Grid search on val, retrain on train and val, test once per seed.
 
     A list gives the values to try: optim.lr=[0.003,0.01,0.03]. Several recipes, such as flowers/vit
-    flowers/resnet, are swept with the same settings and compared in one report. With several data
-    sets in data.source, as in vtab/vit, one setting is chosen for all of them. Run the same command
-    again to continue an interrupted sweep.
+    flowers/resnet, are swept with the same settings and compared in one report. With several
+    datasets in data.source, as in vtab/vit, one setting is chosen for all of them. Run the same
+    command again to continue an interrupted sweep.
     """
     from vitrail.training.sweep import compare, sweep
 
@@ -233,7 +233,7 @@ def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_js
 
 
 def show_sweeps(result: dict[str, Any]) -> None:
-    """Every seed, mean and deviation, and where the page is; several data sets as a table."""
+    """Every seed, mean and deviation, and where the page is; several datasets as a table."""
     from vitrail.console import mean_std, print_table
     from vitrail.evaluation.show import task_table
 
@@ -244,9 +244,9 @@ def show_sweeps(result: dict[str, Any]) -> None:
             echo(table.note)
             continue
         for row in one["seeds"]:
-            echo(f"seed {row['seed']}  test {100 * row['top1']:.2f} %  {row['run']}")
+            echo(f"seed {row['seed']}  test {100 * row['top1']:.2f}%  {row['run']}")
         count = f"n = {one['n']:,}, {len(one['seeds'])} seeds"
-        echo(f"{one['name']}  test {mean_std(one['mean'], one['std'])} % ({count})")
+        echo(f"{one['name']}  test {mean_std(one['mean'], one['std'])}% ({count})")
         echo(f"next  vitrail predict {shlex.quote(one['seeds'][0]['run'])} photo.jpg")
     if Path(result["report"]).exists():  # unless vitrail.reporting was deleted
         echo(f"report  {result['report']}")
@@ -604,7 +604,7 @@ def runs_row(row: dict[str, Any]) -> Sequence[str]:
     """A line of the table."""
     from vitrail.console import duration
 
-    top1 = "" if row["top1"] is None else f"{100 * row['top1']:.2f} %"
+    top1 = "" if row["top1"] is None else f"{100 * row['top1']:.2f}%"
     parameters = "" if row["parameters"] is None else f"{row['parameters']:,}"
     return (
         *(row["run"], row["status"], top1, f"{row['n']:,}" if row["n"] else "", row["split"]),

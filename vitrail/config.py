@@ -63,7 +63,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The data set and its splits."""
+    """The dataset and its splits."""
 
     source: str = ""
     """DATA: a folder with one sub-folder per class, tar shards, a packed store or a catalog
@@ -112,7 +112,7 @@ class Augment:
     """RandAugment: strength of the operations on the scale of the papers, where 10 is the original
     maximum; AugReg goes up to 20."""
     autoaugment: Literal["", "imagenet", "cifar10", "svhn"] = ""
-    """AutoAugment with the policy learned on this data set; empty disables it."""
+    """AutoAugment with the policy learned on this dataset; empty disables it."""
     three_augment: bool = False
     """DeiT III's 3-Augment: grayscale, solarization or blur for each image."""
     color_jitter: float = 0.0
@@ -462,7 +462,7 @@ DATASET_SETTINGS: dict[str, dict[str, Any]] = {
     "vtab/kitti_dist": _NO_CROP,
     "vtab/smallnorb_azim": _NO_FLIP,
 }
-"""Settings that a data set implies: BiT (arXiv 1912.11370, section 3.3) neither mirrors nor crops
+"""Settings that a dataset implies: BiT (arXiv 1912.11370, section 3.3) neither mirrors nor crops
 VTAB's images where that changes the label."""
 
 
@@ -483,9 +483,9 @@ def override_value(values: dict[str, Any], name: str, value: Any) -> None:
 
 
 def with_dataset_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's settings with those that its data set implies.
+    """A recipe's settings with those that its dataset implies.
 
-    The recipe overrides what its own data set implies, but not what a given data set implies.
+    The recipe overrides what its own dataset implies, but not what a given dataset implies.
     """
     if "data.source" in given:
         return {**recipe, **DATASET_SETTINGS.get(str(given["data.source"]), {})}

@@ -56,11 +56,11 @@ class _LogLines:
         return True
 
     def progress(self) -> str:
-        """`1,280 of 2,936 (44 %), 2 min left`."""
+        """`1,280 of 2,936 (44%), 2 min left`."""
         if not self.total:
             return self.unit(self.done)
         share = f"{self.unit(self.done)} of {self.unit(self.total)}"
-        share += f" ({100 * self.done / self.total:.0f} %)"
+        share += f" ({100 * self.done / self.total:.0f}%)"
         if not self.done:
             return share
         left = (time.monotonic() - self.started) * (self.total - self.done) / self.done
@@ -158,7 +158,7 @@ class TrainingBar:
         left = (total - step) * figures["seconds"] / max(step, 1)
         parts = [f"loss {figures['loss']:.3f}", f"lr {figures['lr']:.2g}", f"{speed:,.0f} img/s"]
         if figures["mfu"] is not None:
-            parts.append(f"MFU {100 * figures['mfu']:.0f} %")
+            parts.append(f"MFU {100 * figures['mfu']:.0f}%")
         self.figures = " · ".join(parts)
         text = f"{self.figures} · eta {duration(left)}"
         self.progress.update(self.task, completed=step, total=total, figures=text)
@@ -195,16 +195,16 @@ def known(value: Number) -> TypeGuard[int | float]:
 
 
 def percent(fraction: Number, digits: int = 2) -> str:
-    """`97.31 %`."""
-    return f"{mean_std(fraction, digits=digits)} %" if known(fraction) else NONE
+    """`97.31%`."""
+    return f"{mean_std(fraction, digits=digits)}%" if known(fraction) else NONE
 
 
 def between(interval: Sequence[Number] | None, digits: int = 1) -> str:
-    """`95.1 to 98.6 %`, or nothing if the ends are not known."""
+    """`95.1 to 98.6%`, or nothing if the ends are not known."""
     if interval is None or not all(map(known, interval)):
         return ""
     low, high = (mean_std(end, digits=digits) for end in interval)
-    return f"{low} to {high} %"
+    return f"{low} to {high}%"
 
 
 def mean_std(mean: Number, std: Number = None, *, digits: int = 2, scale: float = 100.0) -> str:

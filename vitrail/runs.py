@@ -163,10 +163,10 @@ class Run:
         return best.get("top1"), "val", best.get("n", 0)
 
     def describe(self) -> str:
-        """`a finished run (94.12 %)`."""
+        """`a finished run (94.12%)`."""
         status = self.info().get("status", "unfinished")
         top1 = self.score()[0]
-        accuracy = f" ({100 * top1:.2f} %)" if top1 is not None else ""
+        accuracy = f" ({100 * top1:.2f}%)" if top1 is not None else ""
         return f"{'an' if status[0] in 'aeiou' else 'a'} {status} run{accuracy}"
 
     def summary(self) -> dict[str, Any]:

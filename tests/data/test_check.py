@@ -1,4 +1,4 @@
-"""What a data set is told to hold."""
+"""What a dataset is told to hold."""
 
 import json
 

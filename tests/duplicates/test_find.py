@@ -1,4 +1,4 @@
-"""Duplicates inside and across the parts of a data set."""
+"""Duplicates inside and across the parts of a dataset."""
 
 import io
 import json
@@ -34,10 +34,10 @@ CHANGES = {
     "darker": lambda image: ImageEnhance.Brightness(image).enhance(0.6),
     "with more contrast": lambda image: ImageEnhance.Contrast(image).enhance(1.3),
     "gray": lambda image: image.convert("L").convert("RGB"),
-    "cropped by 3 %": lambda image: crop(image, 0.97, 0.3, 0.7),
-    "cropped by 5 % to a corner": lambda image: crop(image, 0.95, 0, 1),
-    "cropped by 10 %": lambda image: crop(image, 0.9, 0.5, 0.5),
-    "cropped by 10 % to a corner": lambda image: crop(image, 0.9, 1, 0),
+    "cropped by 3%": lambda image: crop(image, 0.97, 0.3, 0.7),
+    "cropped by 5% to a corner": lambda image: crop(image, 0.95, 0, 1),
+    "cropped by 10%": lambda image: crop(image, 0.9, 0.5, 0.5),
+    "cropped by 10% to a corner": lambda image: crop(image, 0.9, 1, 0),
     "cropped, shrunk and compressed": lambda image: jpeg(
         crop(image, 0.95, 0.5, 0.5).resize((120, 120)), 40
     ),
@@ -138,7 +138,7 @@ def test_other_data_sets_are_compared_by_what_they_hold_out():
         ("train", "test of small"): (True, [("picture 1", "picture 1", "exact")]),
         ("train", "train of plain"): (True, [("picture 3", "picture 0", "near")]),
     }
-    # Classes of another data set are others, even by the same number.
+    # Classes of another dataset are others, even by the same number.
     assert found.sections[0].conflicts == ()
     assert found.without_leaks(data)[1] == {
         "picture 1": "duplicate of picture 1 in test of small",

@@ -120,7 +120,7 @@ def test_other_classes_are_one_line():
     named.labels = ("ant", "bee", "cow", "dog", "elk", "fox")
     with pytest.raises(VitrailError, match=r"^this model has 6 classes, pets has 6 \('cat' unk"):
         evaluate(named, pictures(3), transform=tensor, data="pets", split="test", model_name="m")
-    with pytest.raises(VitrailError, match=r"^this model has 4 classes, the data set has 6;"):
+    with pytest.raises(VitrailError, match=r"^this model has 4 classes, the dataset has 6;"):
         predict(linear(4), pictures(3), transform=tensor)
     headless = vitrail.create("Ti/16", classes=0, size=32, depth=1)
     with pytest.raises(VitrailError, match=r"^this model has no classes"):

@@ -19,8 +19,8 @@ def test_the_headline_has_number_interval_and_count():
     first = lines(found)[0]
     low, high = found["intervals"]["top1"]
     assert first.startswith("top-1")
-    assert f"{100 * found['top1']:.2f} %" in first
-    assert f"{100 * low:.1f} to {100 * high:.1f} %" in first
+    assert f"{100 * found['top1']:.2f}%" in first
+    assert f"{100 * low:.1f} to {100 * high:.1f}%" in first
     assert first.endswith("n = 200, pets (test)")
     text = "\n".join(lines(found))
     for name in ("balanced accuracy", "macro-F1", "calibration error"):
@@ -45,7 +45,7 @@ def test_of_many_classes_the_worst_are_shown_and_those_without_pictures_are_not(
     found["per_class"][3] |= {"n": 0, "f1": 0.0}
     rows = classes(found)[1]
     f1 = sorted(row["f1"] for row in found["per_class"] if row["n"])
-    assert [float(row[4][:-2]) for row in rows] == pytest.approx(
+    assert [float(row[4][:-1]) for row in rows] == pytest.approx(
         [100 * value for value in f1[:10]], abs=0.005
     )
     assert "class 3" not in [row[0] for row in rows]

@@ -420,7 +420,7 @@ def test_an_only_part_is_taken_and_named(tmp_path):
 
 @pytest.mark.parametrize("labels", ["objectnet", "objectnet-unmasked"])
 def test_a_model_of_other_classes_is_told_apart(objects, labels):
-    with pytest.raises(VitrailError, match="this model has 1010 classes, the data set has 1000"):
+    with pytest.raises(VitrailError, match="this model has 1010 classes, the dataset has 1000"):
         judge(objects, labels, Reader(1010))
 
 

@@ -38,7 +38,7 @@ def test_results_settings_and_classes_stand_side_by_side(tmp_path):
     assert "2 runs compared" in page.text
     row = page.row("vit", column=1)
     low, high = vit["intervals"]["top1"]
-    assert row[2] == f"{100 * vit['top1']:.1f} %{100 * low:.1f} to {100 * high:.1f} %"
+    assert row[2] == f"{100 * vit['top1']:.1f}%{100 * low:.1f} to {100 * high:.1f}%"
     assert row[3] == "test, 400"
     assert row[4:] == [
         *(f"{vit['macro_f1']:.3f}", "0.023"),
@@ -82,9 +82,9 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(tmp_path):
     top1 = [read_result(folder)["top1"] for folder in vits]
     row = next(row for row in page.rows if "vit" in row[1])
     assert "3 seeds" in row[1].replace("\xa0", " ")
-    assert row[2] == f"{100 * mean(top1):.1f} ± {100 * stdev(top1):.1f} %".replace(" ", "\xa0")
+    assert row[2] == f"{100 * mean(top1):.1f} ± {100 * stdev(top1):.1f}%".replace(" ", "\xa0")
     for seed, value in enumerate(top1):
-        assert page.row(f"seed {seed}", column=1)[2].startswith(f"{100 * value:.1f} %")
+        assert page.row(f"seed {seed}", column=1)[2].startswith(f"{100 * value:.1f}%")
     assert page.row("seed") == ["seed", "0, 1, 2", "0"]
     recall = [read_result(folder)["per_class"][0]["recall"] for folder in vits]
     assert page.row("daisy")[3] == f"{mean(recall):.3f}"
@@ -98,7 +98,7 @@ def test_top5_is_shown_where_there_are_more_than_five_classes(tmp_path):
     page = compared([tmp_path / "six", few], tmp_path / "both.html")
     assert "top-5" in page.row("run", column=1)
     top5 = read_result(tmp_path / "six")["top5"]
-    assert page.row("six", column=1)[4] == f"{100 * top5:.1f} %"
+    assert page.row("six", column=1)[4] == f"{100 * top5:.1f}%"
     assert page.row("five", column=1)[4] == "–"
     assert "top-5" not in compared([few], tmp_path / "one.html").text
 

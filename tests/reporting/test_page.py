@@ -54,8 +54,8 @@ def test_the_headline_says_what_was_reached_with_what_and_how_to_do_it_again(flo
     headline = page.section("headline")
     low, high = result["intervals"]["top1"]
     for fact in (
-        *(f"{100 * result['top1']:.1f} %", "test", "n = 400"),
-        f"{100 * low:.1f} to {100 * high:.1f} %",
+        *(f"{100 * result['top1']:.1f}%", "test", "n = 400"),
+        f"{100 * low:.1f} to {100 * high:.1f}%",
         *("5,525,381", "1.26 GMACs", "224 × 224 px", "Ti/16-augreg-in21k"),
         *("5 classes", "2,936 train", "400 val", "400 test"),
         *("13 min", "2026-03-01 09:30", "1 × NVIDIA H200", "bf16"),
@@ -161,7 +161,7 @@ def test_without_a_test_split_the_headline_says_that_the_number_flatters(tmp_pat
     (folder / "evaluation" / "test.json").unlink()
     page = written(folder)
     headline = page.section("headline")
-    assert f"{100 * read_result(folder, 'val')['top1']:.1f} % top-1 on val n = 400" in headline
+    assert f"{100 * read_result(folder, 'val')['top1']:.1f}% top-1 on val n = 400" in headline
     assert "caution" in page.classes
 
 
@@ -170,7 +170,7 @@ def test_a_run_under_way_shows_what_there_is(tmp_path):
     shutil.rmtree(folder / "evaluation")
     (folder / "augmented.jpg").unlink()
     page = written(folder)
-    for fact in ("97.5 %", "top-1 on val", "n = 400", "step 450", "running", "step 120 of 500"):
+    for fact in ("97.5%", "top-1 on val", "n = 400", "step 450", "running", "step 120 of 500"):
         assert fact in page.section("headline")
     assert "evaluation/" in page.section("results")
     assert "augmented.jpg is missing" in page.section("images")
@@ -310,8 +310,8 @@ def test_what_the_model_looks_at_is_shown_where_it_was_looked_into(tmp_path, flo
     inside = page.section("inside").replace("\xa0", " ")
     assert "2 images from test" in inside
     assert "attention rollout, rollout for" in inside
-    assert "daisy 90.0 % daisy/<1>.jpg" in page.text
-    assert re.search(r"tulips .*daisy.* 90.0 % daisy/2.jpg", page.text)
+    assert "daisy 90.0% daisy/<1>.jpg" in page.text
+    assert re.search(r"tulips .*daisy.* 90.0% daisy/2.jpg", page.text)
     assert "1,234 images from test" in inside
     assert "Mean attention distance" in page.html
     assert "nobody <knows>" in inside
@@ -333,7 +333,7 @@ def test_a_large_image_of_an_inspection_is_made_smaller(tmp_path):
 def test_a_model_without_mistakes_is_not_missing_any(tmp_path):
     folder = fake_run(tmp_path / "run", made=Recipe(skill=1.0))
     page = written(folder)
-    assert "100.0 % top-1 on test" in page.text
+    assert "100.0% top-1 on test" in page.text
     assert "all 400 images of test" in page.section("mistakes")
     assert "missing" not in page.classes
 

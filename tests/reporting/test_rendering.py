@@ -22,9 +22,9 @@ def plain(text: str) -> str:
 
 
 def test_a_share_has_as_many_digits_as_its_images_can_tell():
-    assert plain(percent(0.97312, 367)) == "97.3 %"
-    assert plain(percent(0.97312, 10_000)) == "97.31 %"
-    assert plain(between((0.951, 0.986), 367)) == "95.1 to 98.6 %"
+    assert plain(percent(0.97312, 367)) == "97.3%"
+    assert plain(percent(0.97312, 10_000)) == "97.31%"
+    assert plain(between((0.951, 0.986), 367)) == "95.1 to 98.6%"
     assert between((math.nan, 0.5), 367) == ""
 
 

@@ -59,4 +59,4 @@ def test_balanced_accuracy_is_told_where_it_decides(tmp_path, capsys):
     run = vitrail.train("digits/vit", settings, out=tmp_path / "run", device="cpu")
     (val,) = [event for event in run.events() if event["event"] == "val"]
     assert 0 <= val["balanced_accuracy"] <= 1
-    assert f"balanced {100 * val['balanced_accuracy']:.2f} %" in capsys.readouterr().err
+    assert f"balanced {100 * val['balanced_accuracy']:.2f}%" in capsys.readouterr().err

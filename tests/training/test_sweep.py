@@ -1,4 +1,4 @@
-"""One setting for several data sets: chosen by their mean on val, tested once, one table."""
+"""One setting for several datasets: chosen by their mean on val, tested once, one table."""
 
 import io
 import json
@@ -58,7 +58,7 @@ def colors(tmp_path_factory) -> list[Path]:
 
 
 def alone_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where data sets lie; nothing can be fetched."""
+    """Where datasets lie; nothing can be fetched."""
     vtab.say_once.cache_clear()
     monkeypatch.setenv("VITRAIL_CACHE", str(folder / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(folder / "data"))
@@ -357,7 +357,7 @@ def test_who_drew_the_thousand_images_is_told(place):
 def test_nothing_there_at_all_is_one_line(place, tmp_path):
     settings = TINY | {"data.source": ["vtab/dmlab", "vtab/resisc45"]}
     with pytest.raises(
-        FailureError, match="none of 2 data sets can be opened; vtab/dmlab cannot be"
+        FailureError, match="none of 2 datasets can be opened; vtab/dmlab cannot be"
     ):
         sweep("vtab/vit", settings, out=tmp_path / "x", device="cpu")
 

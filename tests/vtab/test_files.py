@@ -1,4 +1,4 @@
-"""VTAB's data sets from small copies of their public files."""
+"""VTAB's datasets from small copies of their public files."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ from vitrail.vtab.files import (
 
 @pytest.fixture
 def place(monkeypatch, tmp_path):
-    """Where data sets lie; nothing can be fetched."""
+    """Where datasets lie; nothing can be fetched."""
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):

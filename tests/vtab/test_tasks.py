@@ -14,7 +14,7 @@ from vitrail.data.opening import open_data, open_run_data
 from vitrail.errors import FailureError, VitrailError
 from vitrail.vtab import tasks as vtab
 
-# Images of train, val and test that the public files of each data set have.
+# Images of train, val and test that the public files of each dataset have.
 BROUGHT = {
     "caltech101": (9_144, 0, 0),
     "cifar100": (50_000, 0, 10_000),
@@ -40,7 +40,7 @@ BROUGHT = {
 
 @pytest.fixture(autouse=True)
 def place(monkeypatch, tmp_path):
-    """Where data sets lie; nothing can be fetched."""
+    """Where datasets lie; nothing can be fetched."""
     vtab.say_once.cache_clear()
     monkeypatch.setenv("VITRAIL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path / "data"))
@@ -50,7 +50,7 @@ def place(monkeypatch, tmp_path):
 
 
 def source(part: str, n: int, classes: int) -> ArraySource:
-    """As many pictures as a data set has, all of them one pixel."""
+    """As many pictures as a dataset has, all of them one pixel."""
     pixels = np.broadcast_to(np.zeros((1, 1, 1), np.uint8), (n, 1, 1))
     labels = tuple(map(str, range(classes)))
     return ArraySource(labels, np.arange(n) % classes, [f"{part}{i}" for i in range(n)], pixels)

@@ -69,7 +69,7 @@ def test_its_page_says_how_good_it_is(tmp_path, monkeypatch):
     assert stated in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not (FOLDER / "report.html").exists()
     guide = (Path(__file__).parents[2] / "docs" / "builtin.md").read_text(encoding="utf-8")
-    assert f"{stated} %" in guide
+    assert f"{stated}%" in guide
 
 
 def test_its_card_says_so_too(tmp_path):

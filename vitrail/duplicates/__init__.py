@@ -1,1 +1,1 @@
-"""Images that a data set holds twice, or shares with another."""
+"""Images that a dataset holds twice, or shares with another."""

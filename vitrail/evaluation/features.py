@@ -1,7 +1,7 @@
 """The vectors that a head reads, computed once for every image and cached on disk.
 
 They are cached by content: by the model's weights, its preprocessing and the very pixels that it
-gets. A renamed image, another split or another data set with the same image finds them.
+gets. A renamed image, another split or another dataset with the same image finds them.
 """
 
 import hashlib

@@ -23,7 +23,7 @@ _NOT_RECORDED = (
 
 @dataclass(frozen=True)
 class Selection:
-    """Images of a data set to evaluate a model on."""
+    """Images of a dataset to evaluate a model on."""
 
     source: Source
     split: str

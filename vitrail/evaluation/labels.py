@@ -1,4 +1,4 @@
-"""Matching the classes of a model with those of a data set."""
+"""Matching the classes of a model with those of a dataset."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,7 +10,7 @@ NEW_HEAD = "train a new head first, with model.init=MODEL"
 
 
 def class_order(
-    known: Sequence[str], labels: Sequence[str], data: str = "the data set"
+    known: Sequence[str], labels: Sequence[str], data: str = "the dataset"
 ) -> list[int] | None:
     """The model's number for each class of the data; None where both have the same order, or where
     the model does not name its classes."""

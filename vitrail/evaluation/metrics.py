@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from vitrail.errors import VitrailError
 
 Interval = list[float]
-"""Both ends of a 95 % confidence interval."""
+"""Both ends of a 95% confidence interval."""
 
 BINS = 15
 """Of the calibration diagram, as in Guo et al. 2017 (arXiv 1706.04599)."""
@@ -70,7 +70,7 @@ class Counts:
 
 
 def measure(predictions: Predictions) -> dict[str, Any]:
-    """Every metric as plain numbers, fractions of one, with 95 % intervals.
+    """Every metric as plain numbers, fractions of one, with 95% intervals.
 
     Intervals of proportions are Wilson's; those of macro-F1 and balanced accuracy come from a
     seeded bootstrap over images. What is undefined is 0, as in scikit-learn's
@@ -149,7 +149,7 @@ def _per_class(counts: Counts, labels: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def wilson(hits: int, n: int) -> Interval:
-    """The 95 % score interval of a proportion (Wilson 1927): never outside 0 to 1, and of use for
+    """The 95% score interval of a proportion (Wilson 1927): never outside 0 to 1, and of use for
     a handful of images; everything from 0 to 1 where there are none."""
     if not n:
         return [0.0, 1.0]
@@ -210,7 +210,7 @@ def bootstrap(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """95 % intervals of the averages over classes, from images drawn with replacement; top-1's
+    """95% intervals of the averages over classes, from images drawn with replacement; top-1's
     where all images are right, or all wrong."""
     hits = int((truth == guess).sum())
     if hits in (0, len(truth)):  # all resamples are alike, which would pass for certainty
@@ -227,7 +227,7 @@ def bootstrap(
 
 
 def _spread(values: Float[np.ndarray, " resamples"], estimate: float) -> Interval:
-    """The middle 95 % of the values, around the estimate.
+    """The middle 95% of the values, around the estimate.
 
     A resample holds only two images in three, some of them twice. With a handful of images
     per class that lowers F1 throughout, so plain percentiles would lie below the estimate.

@@ -60,7 +60,7 @@ class Predictor:
         precision: torch.dtype | None = None,
         transform: Transform | None = None,
         cache: "FeatureCache | None" = None,
-        data: str = "the data set",
+        data: str = "the dataset",
     ) -> None:
         # DistributedDataParallel hides labels and preprocessing.
         inner: Any = getattr(model, "module", model)
@@ -134,7 +134,7 @@ class Predictor:
     def _in_order(self, logits: Float[Tensor, "b model"]) -> Float[Tensor, "b classes"]:
         if logits.shape[-1] != len(self.labels):
             raise VitrailError(
-                f"this model has {logits.shape[-1]} classes, the data set has {len(self.labels)}; "
+                f"this model has {logits.shape[-1]} classes, the dataset has {len(self.labels)}; "
                 f"{other_classes_hint(logits.shape[-1], self.labels)}"
             )
         logits = logits if logits.dtype == torch.float64 else logits.float()

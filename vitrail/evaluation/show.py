@@ -32,7 +32,7 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def headline(result: dict[str, Any]) -> list[str]:
-    """The averages, each with its 95 % interval."""
+    """The averages, each with its 95% interval."""
     names = {
         "top1": "top-1",
         "top5": "top-5",
@@ -54,7 +54,7 @@ def classes(result: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]
     shown = with_images(result)
     if len(shown) > _MANY:
         shown = sorted(shown, key=lambda row: row["f1"])[:_WORST]
-    columns = ("class", "n", "precision", "recall", "F1", "95 % interval of recall")
+    columns = ("class", "n", "precision", "recall", "F1", "95% interval of recall")
     return columns, [
         (
             row["name"],
@@ -122,7 +122,7 @@ def show_fewshot(result: dict[str, Any]) -> None:
 
 
 def _over_seeds(values: Sequence[float]) -> str:
-    return f"{mean_std(fmean(values), stdev(values) if len(values) > 1 else None)} %"
+    return f"{mean_std(fmean(values), stdev(values) if len(values) > 1 else None)}%"
 
 
 @dataclass(frozen=True, kw_only=True)

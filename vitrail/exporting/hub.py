@@ -171,7 +171,7 @@ def _card_results(test: dict[str, Any]) -> list[str]:
     classes = test["per_class"]
     top5 = f", top-5 {test['top5']:.2%}" if len(classes) > 5 else ""
     results = (
-        f"## Results\n\nTop-1 {test['top1']:.2%} (95 % interval {low:.2%} to {high:.2%}){top5} "
+        f"## Results\n\nTop-1 {test['top1']:.2%} (95% interval {low:.2%} to {high:.2%}){top5} "
         f"on the test split of {Path(test['data']).name}, n = {test['n']:,}; calibration error "
         f"{test['ece']:.3f}."
     )
@@ -179,7 +179,7 @@ def _card_results(test: dict[str, Any]) -> list[str]:
         return [results]
     rows = ["| class | precision | recall | F1 | n |", "|---|--:|--:|--:|--:|"]
     for row in classes:
-        figures = " | ".join(f"{100 * row[key]:.1f} %" for key in ("precision", "recall", "f1"))
+        figures = " | ".join(f"{100 * row[key]:.1f}%" for key in ("precision", "recall", "f1"))
         rows.append(f"| {row['name']} | {figures} | {row['n']:,} |")
     return [results, "\n".join(rows)]
 

@@ -86,7 +86,7 @@ def class_numbers(labels: Sequence[str]) -> list[int] | None:
 
 def _as_numbers(numbers: list[int]) -> list[int] | None:
     """Folders named by class number. Fewer than 1,000 that count up from 0 or 1 are not a selection
-    of ImageNet classes but how any data set may number its own; two spellings of one are neither.
+    of ImageNet classes but how any dataset may number its own; two spellings of one are neither.
     """
     counted = [*range(numbers[0], numbers[0] + len(numbers))] == numbers and numbers[0] < 2
     own = counted and len(numbers) < CLASSES

@@ -61,9 +61,7 @@ def write_image_page(trace: ImageTrace, tracer: Tracer, out: Path) -> dict[str, 
         layers = _head_maps(trace, tracer.shown_layers, strip.width)
         rows += wrapped_rows(layers, width=strip.width, gap=_LAYER_GAP)
         panels["heads"] = Panel(column(layers, 8), "")
-    prediction = (
-        f" · {trace.prediction} {100 * trace.probability:.0f} %" if trace.prediction else ""
-    )
+    prediction = f" · {trace.prediction} {100 * trace.probability:.0f}%" if trace.prediction else ""
     whole = page(trace.name, tracer.title + prediction, rows)
     files = {"page": write_png(whole, out / f"{trace.name}.png")}
     for name, panel in panels.items():

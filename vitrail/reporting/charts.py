@@ -78,7 +78,7 @@ class Chart:
     title: str
     series: Sequence[Series]
     unit: str = ""
-    """` %` where the values are fractions."""
+    """`%` where the values are fractions."""
     from_zero: bool = False
     """A linear axis that begins at zero."""
     size: tuple[int, int] = _NARROW
@@ -118,7 +118,7 @@ _CHARTS = (
             Series("val", "top1", color="val", label="top-1"),
             Series("val", "top5", color="second", label="top-5"),
         ),
-        unit=" %",
+        unit="%",
         size=_WIDE,
     ),
     Chart(title="Learning rate", series=(Series("train", "lr"),), from_zero=True),
@@ -126,7 +126,7 @@ _CHARTS = (
     Chart(
         title="Images per second", series=(Series("train", "images_per_second"),), from_zero=True
     ),
-    Chart(title="FLOP utilization", series=(Series("train", "mfu"),), unit=" %", from_zero=True),
+    Chart(title="FLOP utilization", series=(Series("train", "mfu"),), unit="%", from_zero=True),
 )
 
 
@@ -335,7 +335,7 @@ def draw_calibration(key: str, bins: Sequence[dict[str, Any]]) -> Markup:
         axes.hlines(confidence, low, high, color=_PLACEHOLDERS["bad"], lw=1.8)
         axes.plot([0, 1], [0, 1], color=_PLACEHOLDERS["muted"], lw=1, ls=(0, (2, 3)))
         axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:.0f} %"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:.0f}%"))
         axes.tick_params(labelbottom=False)
         counts = figure.add_axes((46 / 320, 34 / 330, 260 / 320, 50 / 330))
         counts.bar(middle, n, width, color=_PLACEHOLDERS["muted"], alpha=0.6)
@@ -345,7 +345,7 @@ def draw_calibration(key: str, bins: Sequence[dict[str, Any]]) -> Markup:
         for part, title in ((axes, "accuracy"), (counts, "images")):
             part.set_title(title, loc="left", fontsize=9.5, color=_PLACEHOLDERS["muted"], pad=6)
             part.set_xlim(0, 1)
-            part.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.0f} %"))
+            part.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:.0f}%"))
         return _inline(figure, key, "Accuracy by confidence")
 
 

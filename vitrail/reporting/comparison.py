@@ -22,7 +22,7 @@ _SIZE = (290, 205)
 _DASHES = ("-", "--", ":", "-.")
 _COSTS = ("exaflops", "images_seen", "device_days", "energy_joules", "peak_memory_bytes")
 _CHARTS = (
-    Chart(title="Validation top-1", series=(Series("val", "top1"),), unit=" %", size=_SIZE),
+    Chart(title="Validation top-1", series=(Series("val", "top1"),), unit="%", size=_SIZE),
     Chart(title="Validation loss", series=(Series("val", "loss"),), size=_SIZE),
     Chart(title="Training loss", series=(Series("train", "loss"),), size=_SIZE),
 )
@@ -177,7 +177,7 @@ def _spread(values: Sequence[Number], places: int = 3, scale: float = 1.0) -> st
 
 
 def _spread_percent(values: Sequence[Number], n: int) -> str:
-    """`97.1 %`, or `97.1 ± 0.3 %`; of n images each."""
+    """`97.1%`, or `97.1 ± 0.3%`; of n images each."""
     text = _spread(values, digits(n), 100.0)
     return text if text == NONE else f"{text}{SPACE}%"
 

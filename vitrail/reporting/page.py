@@ -104,7 +104,7 @@ def _headline(run: RunData) -> dict[str, str]:
         return {
             "score": percent(result["top1"], result["n"]),
             "of": f"top-1 on {result['split']}",
-            "detail": f"n = {result['n']:,}" + (f" · 95 % interval {interval}" if interval else ""),
+            "detail": f"n = {result['n']:,}" + (f" · 95% interval {interval}" if interval else ""),
             "caution": "" if result["split"] == "test" else _caution(run, result["split"]),
         }
     best = run.info["best"]

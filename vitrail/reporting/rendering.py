@@ -75,13 +75,13 @@ def plural(number: int, thing: str) -> str:
 
 
 def percent(fraction: Number, n: int = 0) -> str:
-    """`97.3 %`; with two digits where there are images enough to tell them apart."""
+    """`97.3%`; with two digits where there are images enough to tell them apart."""
     return console.percent(fraction, digits(n)).replace(" ", SPACE)
 
 
 def between(interval: Sequence[Number] | None, n: int = 0) -> str:
-    """`95.1 to 98.6 %`, or nothing if the ends are not known."""
-    return console.between(interval, digits(n)).replace(" %", f"{SPACE}%")
+    """`95.1 to 98.6%`, or nothing if the ends are not known."""
+    return console.between(interval, digits(n)).replace("%", f"{SPACE}%")
 
 
 def digits(n: int) -> int:

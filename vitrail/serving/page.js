@@ -98,7 +98,7 @@ function element(tag, name, text = "") {
   return Object.assign(document.createElement(tag), { className: name, textContent: text });
 }
 
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)} %`;
+const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)}%`;
 
 // The canvas: the picture, and over it the attention map of a layer and head, or of all layers.
 
@@ -155,7 +155,7 @@ function cropBox(canvas) {
   return { x: left * canvas.width, y: top * canvas.height, width: (right - left) * canvas.width, height: (bottom - top) * canvas.height };
 }
 
-// The highest 3 % are clipped: beside a patch that all heads attend to, nothing else would show.
+// The highest 3% are clipped: beside a patch that all heads attend to, nothing else would show.
 function brightness(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const low = sorted[0], high = sorted[Math.floor(0.97 * (sorted.length - 1))];

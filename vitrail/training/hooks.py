@@ -159,10 +159,10 @@ class Hooks:
             f"epoch {event['epoch']:.1f}  val loss {metrics['loss']:.3f}"
         )
         if "top1" in metrics and counters.best is not None:
-            line += f"  val {100 * metrics['top1']:.2f} %"
+            line += f"  val {100 * metrics['top1']:.2f}%"
             if balanced:
-                line += f"  balanced {100 * metrics['balanced_accuracy']:.2f} %"
-            line += f"  best {100 * counters.best['top1']:.2f} %"
+                line += f"  balanced {100 * metrics['balanced_accuracy']:.2f}%"
+            line += f"  best {100 * counters.best['top1']:.2f}%"
         self.run.say(line + "  *" * better)
 
     def _is_stopping(self, loop: Loop, is_sync_step: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Several data sets as one result: each one's score, the means of groups, and what is absent."""
+"""Several datasets as one result: each one's score, the means of groups, and what is absent."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def summarize_tasks(
 
 
 def _task_row(source: str, finals: Sequence[Run], absent: str) -> dict[str, Any]:
-    """One data set's name, place and scores; `absent` says why there are none."""
+    """One dataset's name, place and scores; `absent` says why there are none."""
     task = known_datasets()[source].task if source in known_datasets() else None
     return {
         "data": source,

@@ -196,4 +196,4 @@ def _locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:
         did_you_mean(text, [*recipe_names(), *known_datasets()])
         or "; `vitrail config` lists the recipes"
     )
-    raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known data set{hint}")
+    raise VitrailError(f"'{what}' is neither a recipe nor a folder nor a known dataset{hint}")

@@ -1,7 +1,7 @@
 """`vitrail sweep`: the paper's protocol (section 4.1, appendix B.1.1). Choose settings on a
 held-out part of train, retrain on all of train with several seeds, evaluate on test once per seed.
 
-With a list in `data.source` the protocol spans several data sets, such as the tasks of VTAB-1k: one
+With a list in `data.source` the protocol spans several datasets, such as the tasks of VTAB-1k: one
 setting is chosen for all of them, by their mean score.
 """
 
@@ -85,7 +85,7 @@ def _write_comparison(results: Sequence[Mapping[str, Any]], target: Path) -> Non
 
 
 def _final_runs(result: Mapping[str, Any]) -> list[Path]:
-    """The runs that were evaluated on test: every seed, on every data set."""
+    """The runs that were evaluated on test: every seed, on every dataset."""
     rows = result.get("tasks", [result])
     return [Path(seed["run"]) for row in rows for seed in row["seeds"]]
 
@@ -119,21 +119,21 @@ def compare(
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the grid, on every data set."""
+    """One point of the grid, on every dataset."""
 
     settings: Mapping[str, Any]
     runs: Mapping[str, Run]
-    """By data set."""
+    """By dataset."""
     balanced: bool = False
     """Whether trials are compared by balanced accuracy."""
 
     @cached_property
     def vals(self) -> dict[str, dict[str, Any]]:
-        """What was measured on val, by data set."""
+        """What was measured on val, by dataset."""
         return {source: best_val(run) for source, run in self.runs.items()}
 
     def mean(self, name: str) -> float | None:
-        """Of a metric on val over all data sets; None where a run has none."""
+        """Of a metric on val over all datasets; None where a run has none."""
         values = [val.get(name) for val in self.vals.values()]
         return None if None in values else statistics.fmean(x for x in values if x is not None)
 
@@ -172,7 +172,7 @@ class Sweep:
     devices: Devices
 
     def try_point(self, point: Mapping[str, Any], sources: Sequence[str]) -> Trial:
-        """Trains with one point of the grid on each data set, without touching test."""
+        """Trains with one point of the grid on each dataset, without touching test."""
         name = Path("trials") / _folder_name("trial", point)
         title = "trial    " + ", ".join(f"{k}={toml_value(v)}" for k, v in point.items())
         trial = {source: self.train(source, name, point, title) for source in sources}
@@ -183,7 +183,7 @@ class Sweep:
         """Trains with the chosen settings on all of train and evaluates on test once."""
         chosen = {**best.settings, "seed": seed, "data.train_on": "train+val", "train.keep": "last"}
         name = Path(f"seed{seed}")
-        # Another choice, made when a grid grows or a data set is added, needs its own folder.
+        # Another choice, made when a grid grows or a dataset is added, needs its own folder.
         folder, config = self._folder(source) / name, self._config(source, chosen)
         taken = runs.is_run(folder) and not self._holds(folder, config)
         if taken or _SOURCE in self.config.sweep:
@@ -191,7 +191,7 @@ class Sweep:
         return self.train(source, name, chosen, f"retrain  seed {seed} on train and val")
 
     def train(self, source: str, name: Path, point: Mapping[str, Any], title: str) -> Run:
-        """One run on one data set, unless it is finished already; a retrained one is tested."""
+        """One run on one dataset, unless it is finished already; a retrained one is tested."""
         config = self._config(source, point)
         folder = self._existing_folder(self._folder(source) / name, config)
         run = _finished(folder, config)
@@ -232,11 +232,11 @@ class Sweep:
         return all(began[name] == wanted[name] for name in counts)
 
     def _folder(self, source: str) -> Path:
-        """Of the runs on a data set: below its name, where there are several."""
+        """Of the runs on a dataset: below its name, where there are several."""
         return self.out / runs.run_name(source, ()) if _SOURCE in self.config.sweep else self.out
 
     def _suffix(self, source: str) -> str:
-        """The data set, where there are several, and the settings for it alone."""
+        """The dataset, where there are several, and the settings for it alone."""
         own = ", ".join(
             f"{name}={toml_value(value)}"
             for name, value in DATASET_SETTINGS.get(source, {}).items()
@@ -246,7 +246,7 @@ class Sweep:
         return f"  on {source}" + (f" ({own})" if own else "")
 
     def _config(self, source: str, point: Mapping[str, Any]) -> Config:
-        """The config of a point of the grid on one data set."""
+        """The config of a point of the grid on one dataset."""
         own = (
             {_SOURCE: source, **DATASET_SETTINGS.get(source, {})}
             if _SOURCE in self.config.sweep
@@ -317,7 +317,7 @@ def _run_sweep(
 
 
 def points(config: Config) -> list[dict[str, Any]]:
-    """Every combination of the grid's values; data sets are not part of the grid."""
+    """Every combination of the grid's values; datasets are not part of the grid."""
     names = [name for name in config.sweep if name != _SOURCE]
     if not config.sweep:
         raise VitrailError(
@@ -332,7 +332,7 @@ def points(config: Config) -> list[dict[str, Any]]:
 def present(
     config: Config, devices: Devices, changed: Sequence[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The data sets that every process can open, and why the others cannot be opened."""
+    """The datasets that every process can open, and why the others cannot be opened."""
     if _SOURCE not in config.sweep:
         _check_splits(config, changed)
         return [config.data.source], {}
@@ -351,7 +351,7 @@ def present(
     there = [source for source in config.sweep[_SOURCE] if source not in absent]
     if not there:
         raise FailureError(
-            f"none of {len(absent)} data sets can be opened; {next(iter(absent.values()))}"
+            f"none of {len(absent)} datasets can be opened; {next(iter(absent.values()))}"
         )
     return there, absent
 
@@ -389,13 +389,13 @@ def chosen(trials: Sequence[Trial]) -> Trial:
         last = list(trials[-1].runs.values())[-1]
         raise FailureError(f"every trial failed; the last: {last.info().get('message')}")
     if (top1 := best.mean("top1")) is not None:
-        among = f", the mean of {len(best.runs)} data sets" if len(best.runs) > 1 else ""
-        say(f"chosen   {best.title()}  val {100 * top1:.2f} %{among}")
+        among = f", the mean of {len(best.runs)} datasets" if len(best.runs) > 1 else ""
+        say(f"chosen   {best.title()}  val {100 * top1:.2f}%{among}")
     return best
 
 
 def _trial_row(trial: Trial, best: Trial, many: bool) -> dict[str, Any]:
-    """A trial as plain values; with `many` data sets, its result on each."""
+    """A trial as plain values; with `many` datasets, its result on each."""
     row = {
         "settings": dict(trial.settings),
         "val_top1": trial.mean("top1"),

@@ -373,7 +373,7 @@ def _finish(run: Run, device: str) -> None:
     top1, split, n = run.score()
     parts = [f"done in {duration(info.get('total_seconds', info['seconds']))}"]
     if top1 is not None:
-        parts.append(f"{split} {100 * top1:.2f} % (n = {n:,})")
+        parts.append(f"{split} {100 * top1:.2f}% (n = {n:,})")
     run.say(" · ".join(parts))
     _list_skipped(run, target or run.folder / "run.json")
     if target:

@@ -43,7 +43,7 @@ class Task:
     lists: str
     """The usual name of the folder of its file lists."""
     fetch: Callable[[str, Path], Splits]
-    """Downloads the public files, given the catalog name and the folder of all data sets."""
+    """Downloads the public files, given the catalog name and the folder of all datasets."""
     labels: tuple[str, ...] = ()
     """Names for its derived classes; empty if the data has names."""
     per_class: int = 0
