@@ -57,11 +57,11 @@ class Workload:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and images: training uses float32 and autocast."""
+        """Type of weights and images: training uses float32 and autocast."""
         return torch.float32 if self.train else self.where.precision
 
     def prepared(self) -> "Workload":
-        """With the model on the device."""
+        """Move the model to the device."""
         self.model.to(self.where.device, self.dtype).train(self.train)
         return self
 

@@ -23,7 +23,7 @@ from vitrail.reporting.loading import Rows, RunData, column
 Points = Float[np.ndarray, " points"]
 
 MOST_POINTS = 500
-"""Of one curve; more are averaged."""
+"""Points of one curve; more are averaged."""
 RUN_COLORS = tuple(f"run{index}" for index in range(10))
 _NAMES = ("muted", "rule", "train", "val", "second", "bad", *RUN_COLORS)
 _PLACEHOLDERS = {name: f"#fe{index:02x}01" for index, name in enumerate(_NAMES)}

@@ -18,7 +18,7 @@ from vitrail.model.positions import Grid
 from vitrail.serving.limits import RequestError
 
 _MAX_NUMBERS = 2_000_000
-"""In one response; a map for each of 1,024 patches is half of it."""
+"""Numbers in one response; a map for each of 1,024 patches is half of it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class AttentionShape:
     """The attention layers of a model."""
 
     heads: tuple[int, ...]
-    """Of each layer."""
+    """Number of heads of each layer."""
     grids: tuple[Grid, ...]
     """Rows and columns of patches that each layer works on."""
     pixels: int
@@ -142,7 +142,7 @@ def attention_maps(
 
 
 def _read_by_classifier(recording: Recording, query: MapQuery) -> Iterator[AttentionMap]:
-    """From what the head reads."""
+    """The attention of the class token or of the pooling."""
     shape = AttentionShape.of(recording)
     layers = query.layers(shape)
     seen = analyze_attention(recording, layers)
@@ -154,7 +154,7 @@ def _read_by_classifier(recording: Recording, query: MapQuery) -> Iterator[Atten
 
 
 def _read_by_patches(recording: Recording, query: MapQuery) -> Iterator[AttentionMap]:
-    """From single patches."""
+    """The attention of single patches."""
     layers = recording.layers
     grid, prefix = layers[0].grid, layers[0].prefix
     patches = range(prod(grid)) if query.patch == "all" else [int(query.patch or 0)]
