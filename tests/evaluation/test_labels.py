@@ -47,7 +47,11 @@ def test_another_order_is_mapped():
     [
         (("a", "b"), ("a", "b", "c"), r"has 2 classes, pets has 3 \('c' unknown to the model\)"),
         (("a", "b", "c"), ("a", "b"), r"has 3 classes, pets has 2 \('c' not in pets\)"),
-        (("a", "b"), tuple("vwxyz"), r"\('v', 'w', 'x', … unknown to the model\); train a new"),
+        (
+            ("a", "b"),
+            tuple("vwxyz"),
+            r"\('v', 'w', 'x' and 2 more unknown to the model\); train a new",
+        ),
         (("crane", "crane", "a"), ("a", "crane", "crane"), "share a name"),
         (("a", "b", "b"), ("a", "a", "b"), "share a name"),
     ],
