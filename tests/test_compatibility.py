@@ -99,7 +99,7 @@ def test_a_finished_run_is_known_as_such(tmp_path):
     assert (folder / "report.html").exists()
 
 
-def test_a_run_loads_with_its_classes_and_what_it_training_data(run):
+def test_a_run_loads_with_its_classes_and_training_data(run):
     model = vitrail.load(run)
     assert model.labels == tuple("0123456789")
     assert model.training_data["source"] == "digits"

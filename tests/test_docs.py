@@ -59,7 +59,7 @@ def printed(command: str) -> str:
 def test_commands_print_what_the_readme_says(command, output, folder):
     def shape(text: str) -> str:
         """How far logits move depends on the weights."""
-        return re.sub(r"(?<=moves logits by )\S+", "…", text)
+        return re.sub(r"(?<=changes logits by )\S+", "…", text)
 
     assert shape(printed(command)) == shape(output)
 

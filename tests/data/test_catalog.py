@@ -105,7 +105,7 @@ def test_a_folder_of_the_name_comes_first(place, tmp_path, where):
     assert list(data.parts) == (["train", "test"] if where == "parts" else ["train"])
 
 
-def test_flowers102_is_training_data_as_in_the_paper(place):
+def test_flowers102_is_trained_on_as_in_the_paper(place):
     for part, count in (("train", 10), ("val", 10), ("test", 2)):
         write_classes(place / "flowers102" / part, {f"c{i}": count for i in range(102)})
     assert counts(open_named("flowers102")) == {"train": 1020, "test": 204}

@@ -213,7 +213,7 @@ def test_too_few_images_are_one_line_that_says_what_to_do():
 
 
 @pytest.mark.parametrize("how", ["hash", "stratified"])
-def test_the_only_image_of_a_class_is_training_data(how):
+def test_the_only_image_of_a_class_is_trained_on(how):
     items = [(0, f"{i}") for i in range(50)] + [(1, "5")]
     assert "1/5" in split(source_of(items), 0.1, 0.85, how)["train"]
 

@@ -146,7 +146,7 @@ def test_a_damaged_record_is_one_line(run, photos, tmp_path):
             vitrail.evaluate(tmp_path / "run", photos, device="cpu")
 
 
-def test_weights_that_start_a_run_hand_on_what_they_training_data(run, photos, tmp_path):
+def test_weights_that_start_a_run_hand_on_their_training_images(run, photos, tmp_path):
     folder = folder_of(tmp_path / "more", seed=50_000)
     settings = {name: SHORT[name] for name in SHORT if not name.startswith("model.")}
     settings |= {"model.init": str(run.folder)}
@@ -157,7 +157,7 @@ def test_weights_that_start_a_run_hand_on_what_they_training_data(run, photos, t
     assert part.left_out == len(own)
 
 
-def test_a_run_is_not_tested_on_what_its_first_weights_training_data(run, moved, tmp_path, capsys):
+def test_a_run_is_not_tested_on_training_images_of_its_first_weights(run, moved, tmp_path, capsys):
     settings = {name: SHORT[name] for name in SHORT if not name.startswith("model.")}
     settings |= {"model.init": str(run.folder), "data.test": 0.5}
     second = vitrail.train(moved, settings, out=tmp_path / "second", device="cpu")

@@ -179,7 +179,7 @@ def _spread(values: Sequence[Number], places: int = 3, scale: float = 1.0) -> st
 def _spread_percent(values: Sequence[Number], n: int) -> str:
     """`97.1%`, or `97.1 ± 0.3%`; of n images each."""
     text = _spread(values, digits(n), 100.0)
-    return text if text == NONE else f"{text}{SPACE}%"
+    return text if text == NONE else f"{text}%"
 
 
 def _cautions(groups: Sequence[_Group]) -> list[str]:

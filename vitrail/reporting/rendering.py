@@ -76,12 +76,12 @@ def plural(number: int, thing: str) -> str:
 
 def percent(fraction: Number, n: int = 0) -> str:
     """`97.3%`; with two digits where there are images enough to tell them apart."""
-    return console.percent(fraction, digits(n)).replace(" ", SPACE)
+    return console.percent(fraction, digits(n))
 
 
 def between(interval: Sequence[Number] | None, n: int = 0) -> str:
     """`95.1 to 98.6%`, or nothing if the ends are not known."""
-    return console.between(interval, digits(n)).replace("%", f"{SPACE}%")
+    return console.between(interval, digits(n))
 
 
 def digits(n: int) -> int:
