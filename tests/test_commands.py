@@ -17,7 +17,7 @@ import vitrail
 from tests.data.gallery import scene
 from tests.models import small
 from vitrail.cli import main
-from vitrail.data.check import CheckOptions, inspect_dataset
+from vitrail.data.check import CheckOptions, check_dataset
 from vitrail.data.opening import open_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.store import pack_data
@@ -121,7 +121,7 @@ def test_classes_that_a_part_lacks_are_named_by_training_as_by_vitrail_data(phot
     for path in sorted((few / "green").iterdir())[2:]:
         path.unlink()
     warning = "val has no images of 'green'; add some, or try data.split=stratified"
-    assert warning in inspect_dataset(few, CheckOptions())["check"].warnings()
+    assert warning in check_dataset(few, CheckOptions())["check"].warnings()
     settings = SHORT | {"train.steps": 1, "train.evaluations": 0, "data.split": "hash"}
     run = vitrail.train(few, settings, out=tmp_path / "run", device="cpu")
     assert f"warning  {warning}" in run.log()
@@ -486,19 +486,19 @@ def test_several_runs_are_compared_on_one_page(run, tmp_path):
 def test_data_is_counted_checked_split_packed_and_shown(photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = CheckOptions(check=True, duplicates=True, sheet=True, pack="store", split=True)
-    found = inspect_dataset(photos, options, {"data.split": "stratified"})
+    found = check_dataset(photos, options, {"data.split": "stratified"})
     assert [broken.name for part in found["check"].parts for broken in part.broken] == [
         "red/broken.jpg"
     ]
     assert Path(found["sheet"]).stat().st_size > 1000
     assert [name for name, _ in found["pack"]] == ["red/broken.jpg"]
     assert sum(len(names) for names in found["split"].values()) == 61
-    packed = inspect_dataset("store", CheckOptions())
+    packed = check_dataset("store", CheckOptions())
     assert sum(part.total for part in packed["check"].parts) == 60
 
 
 def parts_of(where: Path | str, *settings: str) -> dict[str, list[str]]:
-    return inspect_dataset(where, CheckOptions(split=True), settings)["split"]
+    return check_dataset(where, CheckOptions(split=True), settings)["split"]
 
 
 @pytest.mark.parametrize("brought", [(), ("train", "test")])
@@ -507,7 +507,7 @@ def test_a_store_is_split_as_what_was_packed_would_be(photos, tmp_path, brought)
     for part in brought or ("",):
         shutil.copytree(photos, folder / part, ignore=shutil.ignore_patterns("broken.jpg"))
     store = tmp_path / "store"
-    inspect_dataset(folder, CheckOptions(pack=str(store)))
+    check_dataset(folder, CheckOptions(pack=str(store)))
     assert list(open_data(store, val=0.0, test=0.0).parts) == list(brought or ("train",))
     for settings in ((), ("data.val=0.3",), ("data.split=stratified", "data.val=0.2")):
         assert parts_of(store, *settings) == parts_of(folder, *settings)
@@ -532,14 +532,14 @@ def test_holding_out_what_the_data_brings_is_refused_where_it_is_given(photos, t
     }.items():
         refused = rf"^{name}=.* has no effect: photos already has .*; remove {name}$"
         with pytest.raises(VitrailError, match=refused):
-            inspect_dataset(tmp_path / "photos", CheckOptions(), settings)
+            check_dataset(tmp_path / "photos", CheckOptions(), settings)
         with pytest.raises(VitrailError, match=refused):
             vitrail.train(tmp_path / "photos", settings, out=tmp_path / "run", device="cpu")
         tried = {name: [*settings.values(), *settings.values()]}
         with pytest.raises(VitrailError, match=refused):
             sweep(tmp_path / "photos", tried, out=tmp_path / "sweep", device="cpu")
     assert not (tmp_path / "run").exists()
-    inspect_dataset(tmp_path / "photos", CheckOptions(), {"data.val": 0.0, "data.test": 0.0})
+    check_dataset(tmp_path / "photos", CheckOptions(), {"data.val": 0.0, "data.test": 0.0})
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[data]\nval = 0.2\nsplit = "stratified"\n[model]\nvariant = "Ti/8"\n')
     settings = {k: v for k, v in SHORT.items() if k != "data.split"} | {"train.steps": 1}
@@ -566,7 +566,7 @@ def test_what_comes_back_in_a_test_set_is_named_listed_and_left_out(tmp_path):
         filtered=str(tmp_path / "kept.txt"),
         pack=str(tmp_path / "store"),
     )
-    found = inspect_dataset(large, options, {"data.val": 0.0, "data.test": 0.0})
+    found = check_dataset(large, options, {"data.val": 0.0, "data.test": 0.0})
     gone = ["even/8.png", "odd/3.png", "odd/5.png"]
     assert (found["kept"], found["removed"]) == (9, 3)
     assert sorted(name for name, _ in found["pack"]) == gone
@@ -587,10 +587,10 @@ def test_mirror_images_count_where_that_is_asked_for(tmp_path, mirrored):
             place.mkdir(parents=True, exist_ok=True)
             picture.save(place / f"{seed}.png")
     options = CheckOptions(against=(str(tmp_path / "b"),), mirrored=mirrored)
-    found = inspect_dataset(tmp_path / "a", options, {"data.val": 0.0, "data.test": 0.0})
+    found = check_dataset(tmp_path / "a", options, {"data.val": 0.0, "data.test": 0.0})
     assert sum(len(one.pairs) for one in found["duplicates"].sections) == 4 * mirrored
     with pytest.raises(VitrailError, match=r"--mirrored need --duplicates"):
-        inspect_dataset(tmp_path / "a", CheckOptions(mirrored=True))
+        check_dataset(tmp_path / "a", CheckOptions(mirrored=True))
 
 
 def test_a_store_trains_to_the_same_weights_as_its_folder(photos, tmp_path):
@@ -600,7 +600,7 @@ def test_a_store_trains_to_the_same_weights_as_its_folder(photos, tmp_path):
         (whole / name).mkdir(parents=True)
         for path in (photos / name).glob("[0-9]*.jpg"):
             (whole / name / path.name).symlink_to(path)
-    inspect_dataset(whole, CheckOptions(pack=str(tmp_path / "store")), {"data.split": "stratified"})
+    check_dataset(whole, CheckOptions(pack=str(tmp_path / "store")), {"data.split": "stratified"})
     runs = [
         vitrail.train(source, settings, out=tmp_path / f"run{i}", device="cpu")
         for i, source in enumerate([whole, tmp_path / "store"])

@@ -1,6 +1,6 @@
-"""The command line: one function per verb, in the order data flows.
+"""The command line: one function per command.
 
-Imports inside the verbs keep `--help` from waiting for torch.
+Imports inside the commands keep `--help` from waiting for torch.
 """
 
 import json
@@ -18,7 +18,7 @@ from vitrail.console import echo, escaped, is_main
 from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 
 
-class Verbs(click.Group):
+class Commands(click.Group):
     """Lists commands in the order of the source, and prints a user's mistake as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -56,7 +56,7 @@ def print_result(result: Any, as_json: bool, show: Callable[[Any], None]) -> Non
         show(result)
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="vitrail")
 def main() -> None:
     """Train, evaluate, inspect, convert, export and serve Vision Transformers.
@@ -155,9 +155,9 @@ def data(data: str, settings: tuple[str, ...], as_json: bool, **options: Any) ->
     Without options, prints classes and image counts. SETTINGS are those of [data], for example
     data.val=0.2.
     """
-    from vitrail.data.check import CheckOptions, inspect_dataset, show_result
+    from vitrail.data.check import CheckOptions, check_dataset, show_result
 
-    result = inspect_dataset(data, CheckOptions(**options), settings)
+    result = check_dataset(data, CheckOptions(**options), settings)
     if as_json:
         plain = {
             key: value.to_dict() if hasattr(value, "to_dict") else value

@@ -320,7 +320,7 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
             f"model.{fixed[0] if fixed else ''} cannot be changed in trained weights; remove it "
             "or model.init",
         ),
-        (held_out >= 1, f"data.val + data.test = {held_out:g} leaves nothing to learn from"),
+        (held_out >= 1, f"data.val + data.test = {held_out:g} leaves nothing to train on"),
         (len(lengths) > 1, f"{' and '.join(lengths)} cannot both be set"),
         (
             train.freeze and not model.init,

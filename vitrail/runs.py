@@ -1,4 +1,4 @@
-"""The run folder: everything about one run, readable by people and by every other verb.
+"""The run folder: everything about one run, readable by people and by every other command.
 
 config.toml          every setting of the run; itself a recipe
 run.json             command, commit, versions, hardware, seed, times, status, cost, best score

@@ -178,7 +178,7 @@ def test_read_only_targets_and_inference_mode_are_fine():
 def test_answers_that_are_not_numbers_are_one_line():
     model = linear()
     nn.init.constant_(model[2].bias, torch.nan)
-    with pytest.raises(VitrailError, match=r"^the model's output for 0\.png is not a number"):
+    with pytest.raises(VitrailError, match=r"^the model's output for 0\.png is NaN or infinite"):
         predict(model, pictures(3), transform=tensor)
 
 

@@ -82,8 +82,8 @@ def load_torchvision(make: Any, arguments: Mapping[str, Any], name: str, folder:
         zipfile.BadZipFile,
     ) as error:  # fmt: skip
         raise FailureError(
-            f"{name} is not in {folder} and cannot be downloaded ({failure_reason(error)}); "
-            f"go online, or put its images there as {name}/train/<class>/… and {name}/test/<class>/…"
+            f"{name} is not in {folder} and cannot be downloaded ({failure_reason(error)}); go "
+            f"online, or put its images there as {name}/train/<class>/… and {name}/test/<class>/…"
         ) from None
 
 

@@ -58,7 +58,7 @@ class CheckOptions:
     workers: int = 0
 
 
-def inspect_dataset(
+def check_dataset(
     what: str | Path, options: CheckOptions, settings: Mapping[str, Any] | Sequence[str] = ()
 ) -> dict[str, Any]:
     """What `vitrail data` reports and writes: one entry for each thing requested."""
@@ -312,7 +312,7 @@ def _measure(image: Image.Image) -> tuple[int, int, bool]:
 
 
 def show_result(result: dict[str, Any], table: bool) -> None:
-    """Prints what `inspect_dataset` returns; the `table` of classes only if requested."""
+    """Prints what `check_dataset` returns; the `table` of classes only if requested."""
     for part, names in result.get("split", {}).items():
         echo("\n".join(f"{part}\t{name}" for name in names))
     if table:

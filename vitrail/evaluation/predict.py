@@ -70,7 +70,7 @@ def predict(
         if value < least:
             raise VitrailError(f"{name} = {value}: expected a whole number from {least} up")
     files = images if isinstance(images, Files) else find_images(images)
-    return _Worker(loaded, files, top, features, batch, workers).run(device)
+    return _PredictionJob(loaded, files, top, features, batch, workers).run(device)
 
 
 class Files(IndexedSource):
@@ -114,7 +114,7 @@ def split_threads(parts: int) -> Iterator[None]:
 
 
 @dataclass
-class _Worker:
+class _PredictionJob:
     """Predicts one batch after the other; all threads share it."""
 
     model: Classifier
@@ -140,10 +140,10 @@ class _Worker:
             threads = torch.get_num_threads() if on_cpu else min(cores(), _MAX_THREADS)
             threads = min(self.workers or threads, len(starts))
             with split_threads(threads):
-                for done in self._in_order(starts, threads):
+                for done in self._batches_in_order(starts, threads):
                     yield from done
 
-    def _in_order(self, starts: range, threads: int) -> Iterator[list[dict[str, Any]]]:
+    def _batches_in_order(self, starts: range, threads: int) -> Iterator[list[dict[str, Any]]]:
         """The rows of each batch, computed by threads."""
         waiting: deque[Future[list[dict[str, Any]]]] = deque()
         pool = ThreadPoolExecutor(threads)

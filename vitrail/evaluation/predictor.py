@@ -109,7 +109,7 @@ class Predictor:
         best = self.log_probabilities(logits).topk(min(count, len(self.labels)))
         if not best.values.isfinite().all():
             raise VitrailError(
-                "the model's output is not a number; its weights are damaged, or it needs float32"
+                "the model's output is NaN or infinite; its weights may be corrupt, or it needs float32"
             )
         return [
             [
@@ -175,8 +175,8 @@ def predict_dataset(
     names = source.names
     if len(lost := np.flatnonzero(~np.isfinite(loss))):
         raise VitrailError(
-            f"the model's output for {names[indices[lost[0]]]} is not a number; its weights are "
-            "damaged, or it needs float32"
+            f"the model's output for {names[indices[lost[0]]]} is NaN or infinite; its weights may "
+            "be corrupt, or it needs float32"
         )
     predictions = Predictions(
         names=[names[index] for index in indices],

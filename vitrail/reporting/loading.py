@@ -83,7 +83,7 @@ def _setting(value: Any) -> str:
 
 
 def _evaluations(run: Run) -> dict[str, dict[str, Any]]:
-    """Every evaluation; other verbs' results in that folder have no `top1`."""
+    """Every evaluation; results of other commands in that folder have no `top1`."""
     evaluations = {}
     paths = (run.folder / "evaluation").glob("*.json")
     for path in sorted(paths, key=lambda path: (path.stem != "test", path.stem != "val", path)):

@@ -143,9 +143,10 @@ class TrainState:
 
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors, whole and on the CPU. All processes must call it together."""
-        task = self.objective
-        sharded = _is_sharded(task)
-        state: Any = get_model_state_dict(task, options=_WHOLE) if sharded else task.state_dict()
+        objective: Any = self.objective
+        state = objective.state_dict()
+        if _is_sharded(objective):
+            state = get_model_state_dict(objective, options=_WHOLE)
         return {
             name.removeprefix("model."): x.detach().cpu().clone()
             for name, x in state.items()

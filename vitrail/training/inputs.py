@@ -40,13 +40,13 @@ class ImageInputs:
         transform = training_transform(self.preprocessing, augment)
         self.dataset = Augmented(source, transform, config.seed)
         mixing = bool(augment.mixup or augment.cutmix)
-        self.share = process_share(source.targets, source.blocks, config, devices, mixing)
+        self.sampler = build_sampler(source.targets, source.blocks, config, devices, mixing)
 
     def batches(self, start: int) -> Iterator[TrainingBatch]:
         """From a step on, without end."""
         return training_batches(
             self.dataset,
-            replace(self.share, start=start),
+            replace(self.sampler, start=start),
             workers=decoding_workers(self.config, self.devices),
             device=self.devices.device,
         )
@@ -59,7 +59,7 @@ class ImageInputs:
         return {"batch": batch, "workers": min(decoding_workers(self.config, self.devices), few)}
 
 
-def process_share(
+def build_sampler(
     targets: Int[np.ndarray, " n"],
     blocks: Int[np.ndarray, " n"],
     config: Config,
@@ -70,8 +70,8 @@ def process_share(
     batch = config.train.batch
     if batch % devices.world:
         raise VitrailError(f"train.batch = {batch} cannot be shared by {devices.world} processes")
-    stream = ShuffledOrder(targets, blocks, config.seed, config.data.sampling == "balanced")
-    return RankBatchSampler(stream, batch, devices.rank, devices.world, start=0, mixing=mixing)
+    order = ShuffledOrder(targets, blocks, config.seed, config.data.sampling == "balanced")
+    return RankBatchSampler(order, batch, devices.rank, devices.world, start=0, mixing=mixing)
 
 
 def decoding_workers(config: Config, devices: Devices) -> int:

@@ -17,7 +17,7 @@ from vitrail.training.optim import Schedule
 
 
 class DivergedError(FailureError):
-    """The loss is no longer a number; other settings may do better."""
+    """The loss is no longer a number; try other settings."""
 
 
 @dataclass

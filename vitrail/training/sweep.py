@@ -321,7 +321,7 @@ def points(config: Config) -> list[dict[str, Any]]:
     names = [name for name in config.sweep if name != _SOURCE]
     if not config.sweep:
         raise VitrailError(
-            "nothing to try: give a list, as optim.lr=[0.003,0.01,0.03], or a recipe with [sweep]"
+            "nothing to try: pass a list, such as optim.lr=[0.003,0.01,0.03], or a recipe with [sweep]"
         )
     return [
         dict(zip(names, values, strict=True))
@@ -361,7 +361,7 @@ def _check_splits(config: Config, changed: Sequence[str]) -> None:
     if parts.val is None or not config.train.evaluations:
         raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
     if parts.test is None:
-        raise VitrailError("a sweep ends with a test; set data.test, such as data.test=0.1")
+        raise VitrailError("a sweep needs a test split; set data.test, e.g. data.test=0.1")
 
 
 def with_point(config: Config, settings: Mapping[str, Any]) -> Config:

@@ -76,7 +76,7 @@ def train(
 
 
 def demo(out: str | Path = "runs/demo") -> Run:
-    """The whole story on embedded data: a ViT learns handwritten digits on a CPU."""
+    """An end-to-end demo on bundled data: a ViT learns handwritten digits on a CPU."""
     folder = Path(out)
     before = Run(folder).info()
     if before.get("recipe") == "digits/vit" and " demo" in before.get("command", ""):
@@ -130,7 +130,7 @@ def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, te
     model = build_model(config, labels, keep_head)
     data = _without_trained_on(data, model, config.model.init)
     fingerprint = devices.broadcast(_record_images(data, model, run) if devices.main else "")
-    skipped = _write_header(config, data, model, devices, run, fingerprint, keep_head)
+    skipped = _record_and_print_facts(config, data, model, devices, run, fingerprint, keep_head)
     counters, stop_signal = _run_training(config, data, model, devices, run, skipped)
     facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
     facts["seconds"] = round(counters.spent, 1)
@@ -153,7 +153,7 @@ def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, te
     return run
 
 
-def _write_header(
+def _record_and_print_facts(
     config: Config,
     data: Splits,
     model: Classifier,
@@ -330,7 +330,8 @@ def _without_trained_on(data: Splits, model: Classifier, init: str) -> Splits:
 
 
 def _record_images(data: Splits, model: Classifier, run: Run) -> str:
-    """Reads every training image; a new run records their hashes. Returns their fingerprint."""
+    """Hashes the training images, unless the hashes are cached; a new run records them. Returns the
+    fingerprint of the training set."""
     source, resumed = data.part("train"), run.has_checkpoint()
     began = run.info().get("data", {}).get("fingerprint", "")
     if resumed and not began.startswith(BY_CONTENT):

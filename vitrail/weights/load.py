@@ -385,6 +385,6 @@ def _refuse_ambiguous(target: Format, contents: Contents, architecture: Architec
         has, reads = getattr(architecture, what, None), getattr(seen, what, None)
         if has != reads:
             raise VitrailError(
-                f"{contents.path.name} would be read with {what} {reads} instead of {has}, since "
-                f"such a file cannot say; write a .safetensors file or a folder"
+                f"{contents.path.name} would be read with {what} {reads} instead of {has}, "
+                f"because this file type cannot store it; write a .safetensors file or a folder"
             )

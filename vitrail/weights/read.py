@@ -220,7 +220,9 @@ def _read_npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> 
     """One array of an .npz; its header is trusted only where it agrees with the bytes."""
     where = f"{path}: {one_line(member.filename)}"
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise VitrailError(f"{where} is compressed in a way numpy never does; save it with savez")
+        raise VitrailError(
+            f"{where} uses a compression method that NumPy does not write; save it again with np.savez"
+        )
     with archive.open(member) as stream:
         data = stream.read(member.file_size)  # a limit: it may hold more than it declares
     with parsing(where, "array"):

@@ -20,7 +20,7 @@ from vitrail.evaluation.metrics import summary
 from vitrail.files import cache_folder
 from vitrail.model import Classifier
 from vitrail.model.classifier import losses
-from vitrail.training.inputs import decoding_workers, process_share
+from vitrail.training.inputs import build_sampler, decoding_workers
 from vitrail.training.objectives.classification import Classification
 
 
@@ -53,7 +53,7 @@ class LinearProbe(Classification):
         self.features_computed = int(devices.total(torch.tensor([cached.computed])).item())
         self.device, self.activation = devices.device, model.activation
         targets = train.targets.numpy()
-        self.share = process_share(targets, np.zeros_like(targets), config, devices)
+        self.sampler = build_sampler(targets, np.zeros_like(targets), config, devices)
         # Small enough to be on the device as a whole.
         self.vectors, self.targets = (
             train.vectors.to(devices.device),
@@ -61,13 +61,13 @@ class LinearProbe(Classification):
         )
 
     def batches(self, start: int) -> Iterator[TrainingBatch]:
-        share = replace(self.share, start=start)
-        chunks = iter(share)
+        sampler = replace(self.sampler, start=start)
+        chunks = iter(sampler)
         for step in count(start):
-            chosen = [index for _ in range(share.chunks_per_step) for _, index in next(chunks)]
+            chosen = [index for _ in range(sampler.chunks_per_step) for _, index in next(chunks)]
             rows = torch.tensor(chosen, device=self.device)
             images, targets = self.vectors[rows], self.targets[rows]
-            yield TrainingBatch(images=images, targets=targets, first=share.first(step))
+            yield TrainingBatch(images=images, targets=targets, first=sampler.first(step))
 
     def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
         return batch.images[rows], batch.targets[rows]
