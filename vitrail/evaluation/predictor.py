@@ -109,7 +109,8 @@ class Predictor:
         best = self.log_probabilities(logits).topk(min(count, len(self.labels)))
         if not best.values.isfinite().all():
             raise VitrailError(
-                "the model's output is NaN or infinite; its weights may be corrupt, or it needs float32"
+                "the model's output is NaN or infinite; its weights may be corrupt, or it needs "
+                "float32"
             )
         return [
             [

@@ -70,8 +70,8 @@ def check_access(host: str, token: str, insecure: bool, origins: Sequence[str] =
     """Refuses open servers without a token, and tokens and origins that cannot work."""
     if not (local_names(host) or token or insecure):
         raise VitrailError(
-            f"--host {host} accepts connections from other machines; set --token SECRET or VITRAIL_TOKEN, "
-            "or pass --insecure"
+            f"--host {host} accepts connections from other machines; set --token SECRET or "
+            "VITRAIL_TOKEN, or pass --insecure"
         )
     if token and (not token.isascii() or not token.isprintable() or " " in token):
         raise VitrailError("--token: expected printable ASCII characters without spaces")

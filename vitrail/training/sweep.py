@@ -321,7 +321,8 @@ def points(config: Config) -> list[dict[str, Any]]:
     names = [name for name in config.sweep if name != _SOURCE]
     if not config.sweep:
         raise VitrailError(
-            "nothing to try: pass a list, such as optim.lr=[0.003,0.01,0.03], or a recipe with [sweep]"
+            "nothing to try: pass a list, such as optim.lr=[0.003,0.01,0.03], or use a recipe with "
+            "[sweep]"
         )
     return [
         dict(zip(names, values, strict=True))

@@ -221,7 +221,7 @@ def _read_npy(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> 
     where = f"{path}: {one_line(member.filename)}"
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise VitrailError(
-            f"{where} uses a compression method that NumPy does not write; save it again with np.savez"
+            f"{where} uses a compression that NumPy does not write; save it with np.savez"
         )
     with archive.open(member) as stream:
         data = stream.read(member.file_size)  # a limit: it may hold more than it declares
