@@ -26,6 +26,7 @@ from vitrail.evaluation.held_out import select_images
 from vitrail.model.vit import ViT
 from vitrail.reporting.page import report
 from vitrail.runs import Run
+from vitrail.training import train as training
 from vitrail.training.sweep import compare, sweep
 from vitrail.training.train import inspect_run
 
@@ -633,3 +634,21 @@ def test_features_of_a_frozen_run_serve_what_follows(photos, tmp_path, monkeypat
     assert again["loss"] == pytest.approx(probe.evaluation("test")["loss"], abs=1e-6)
     vitrail.evaluate(probe.folder, photos, split="val", device="cpu")
     assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("command", "deleted"),
+    [
+        ("vitrail demo --out demo", True),
+        ("vitrail train digits/vit --out demo", False),
+        ("", False),
+    ],
+)
+def test_a_demo_replaces_no_run_but_an_earlier_demo(tmp_path, monkeypatch, command, deleted):
+    monkeypatch.setattr(training, "train", lambda *args, **options: Run(options["out"]))
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    info = {"recipe": "digits/vit", "command": command}
+    (folder / "run.json").write_text(json.dumps(info), encoding="utf-8")
+    training.demo(folder)
+    assert folder.exists() != deleted

@@ -88,7 +88,7 @@ def test_a_wrong_setting_is_one_line_that_says_what_was_expected(setting, expect
         (["optim.lr=inf"], "optim.lr = inf: expected a finite number"),
         (["optim.weight_decay=nan"], "optim.weight_decay = nan: expected a finite number"),
         (["seed=-1"], "seed = -1: expected zero or more"),
-        (["data.val=0.5", "data.test=0.5"], "data.val + data.test = 1 leaves nothing to learn"),
+        (["data.val=0.5", "data.test=0.5"], "data.val + data.test = 1 leaves nothing to train on"),
         (["model.init=x", "model.hidden=true"], "model.hidden cannot be changed in trained weig"),
         (
             ["train.objective=masked", "augment.mixup=0.1"],

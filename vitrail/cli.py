@@ -284,7 +284,9 @@ def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options
 @click.argument("model")
 @click.argument("data")
 @click.option("--shots", default="1,5,10,25", show_default=True, help="Training images per class.")
-@click.option("--seeds", default=3, show_default=True, help="Random draws of the training images.")
+@click.option(
+    "--seeds", default=3, show_default=True, help="Random draws of training images to average over."
+)
 @click.option("--ridge", default="1024", show_default=True, help="Ridge strengths, e.g. 1,32,1024.")
 @SPLIT
 @DEVICE
@@ -520,14 +522,16 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to bind to; any other requires --token.",
+    help="Address to bind to; other than localhost, requires --token or --insecure.",
 )
 @click.option("--port", default=8000, show_default=True, help="Port; 0 picks a free one.")
 @click.option(
     "--token", envvar="VITRAIL_TOKEN", default="", help="Access token; also VITRAIL_TOKEN."
 )
 @click.option("--insecure", is_flag=True, help="Allow other hosts without a token.")
-@click.option("--origin", multiple=True, help="Allow pages of this site; repeatable.")
+@click.option(
+    "--origin", multiple=True, help="Allow requests from pages of this origin; repeatable."
+)
 @click.option("--batch", default=32, show_default=True, help="Largest batch.")
 @click.option(
     "--wait",
@@ -535,7 +539,12 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     show_default=True,
     help="Longest wait for a batch to fill, in milliseconds.",
 )
-@click.option("--queue", default=256, show_default=True, help="Images in the queue before 503.")
+@click.option(
+    "--queue",
+    default=256,
+    show_default=True,
+    help="Most images in the queue; further requests get 503.",
+)
 @click.option("--images", default=32, show_default=True, help="Images per request.")
 @click.option(
     "--megabytes", default=16.0, show_default=True, help="Size limit of a request in MiB."

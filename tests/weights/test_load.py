@@ -140,7 +140,7 @@ def test_heads_are_told_by_the_file_where_the_table_would_guess_wrong(tmp_path):
     model = small("vit-b", gelu="erf")  # as wide as S, with twice its heads
     vitrail.save(model, tmp_path / "b.safetensors", to="timm")
     assert vitrail.load(tmp_path / "b.safetensors").architecture.heads == 12
-    with pytest.raises(vitrail.VitrailError, match="heads 6 instead of 12, since such a file"):
+    with pytest.raises(vitrail.VitrailError, match="heads 6 instead of 12, because this file type"):
         vitrail.save(model, tmp_path / "b.pth", to="timm")
     odd = noisy(vitrail.create("Ti/16", depth=1, width=100, heads=5, size=64))
     with pytest.raises(vitrail.VitrailError, match="cannot tell the number of heads"):

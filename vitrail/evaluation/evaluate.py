@@ -7,7 +7,7 @@ from typing import Any
 
 from vitrail import runs
 from vitrail.config import load_config
-from vitrail.console import count_progress, import_optional, say
+from vitrail.console import count_progress, require, say
 from vitrail.data.dataset import Source, listed
 from vitrail.data.opening import same_data
 from vitrail.devices import Devices, setup_devices
@@ -50,9 +50,7 @@ def evaluate(
             "workers": workers,
         }
         if labels:
-            imagenet = import_optional("imagenet.evaluate", f"--labels {labels} is")
-            if imagenet is None:
-                raise VitrailError(f"--labels {labels} needs the package vitrail.imagenet")
+            imagenet = require("imagenet.evaluate", f"--labels {labels}")
             with count_progress("evaluating", devices.main) as advance:
                 options |= {"split": split or "test", "progress": advance}
                 result = imagenet.evaluate(loaded, data, labels, devices.precision, **options)

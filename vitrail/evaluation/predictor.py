@@ -1,4 +1,4 @@
-"""The one way from images to a model's output, for `train`, `evaluate`, `predict`, `serve` and
+"""From images to predictions: the one place for validation, `evaluate`, `predict`, `serve` and
 `export`."""
 
 import math

@@ -119,7 +119,9 @@ def export(  # noqa: PLR0913
             if given:
                 raise VitrailError(f"{option} does not apply to --format hub")
         if isinstance(model, Classifier):
-            raise VitrailError("--format hub exports a file; write one with vitrail.save(...)")
+            raise VitrailError(
+                "a hub folder is exported from a saved model; save it with vitrail.save(...)"
+            )
         return export_hub(model, target, to=to or "timm", upload=upload)
     if to or upload:
         raise VitrailError("--to and --upload are only for --format hub")

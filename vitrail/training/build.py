@@ -172,7 +172,7 @@ def planned_steps(config: Config, images: int) -> int:
     if train.epochs:
         steps = max(1, steps)
     if not steps:
-        raise VitrailError("how long to train? set train.steps, train.epochs or train.minutes")
+        raise VitrailError("no training length: set train.steps, train.epochs or train.minutes")
     return steps
 
 

@@ -59,7 +59,7 @@ class Loop:
             batch = next(batches)
             self.step(batch)
             elapsed = time.perf_counter() - began
-            # The clock of one process decides for all, or they would end at different steps.
+            # The slowest clock decides for all processes, or they would end at different steps.
             budget = self.schedule.seconds > 0
             counters.seconds = self.devices.largest(elapsed) if budget else elapsed
             if after_step(self, batch):

@@ -98,8 +98,8 @@ def header_lines(config: Config, info: dict[str, Any], folder: Path) -> list[str
     ]
     if 0 < info["steps"] <= config.optim.warmup:
         shown.append(
-            f"hint     optim.warmup={config.optim.warmup} is as long as the whole run, which never "
-            f"reaches its learning rate; optim.warmup={info['steps'] // 5} would suit it"
+            f"hint     optim.warmup={config.optim.warmup} covers the whole run, so the peak "
+            f"learning rate is never reached; try optim.warmup={info['steps'] // 5}"
         )
     trains_all = config.model.init and train.uses_labels and not train.freeze
     if info["device"] == "cpu" and trains_all:

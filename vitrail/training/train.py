@@ -45,7 +45,7 @@ from vitrail.weights.load import load, save
 from vitrail.weights.published import model_cost
 
 _OTHER_DRAWS = (
-    ", not bit-exactly: it was started by a version that drew augmentation and masks differently"
+    ", not bit-exactly: it was started by a version that sampled augmentation and masks differently"
 )
 
 
@@ -79,7 +79,7 @@ def demo(out: str | Path = "runs/demo") -> Run:
     """An end-to-end demo on bundled data: a ViT learns handwritten digits on a CPU."""
     folder = Path(out)
     before = Run(folder).info()
-    if before.get("recipe") == "digits/vit" and " demo" in before.get("command", ""):
+    if shlex.split(before.get("command", ""))[1:2] == ["demo"]:
         shutil.rmtree(folder)  # the last demo's
     say("A small ViT learns 8 × 8 handwritten digits (scikit-learn's), on this machine's CPU.")
     return train("digits/vit", out=folder, device="cpu")

@@ -252,7 +252,7 @@ def _translate(known: Format, contents: Contents, requested: Size | None) -> Che
     # Tensors and config.json may hold anything: any exception becomes one line about this file.
     with parsing(contents.path, f"{known.name} checkpoint"):
         if family := known.unsupported(contents):
-            raise VitrailError(f"{contents.path} is {family}, which Vitrail does not have")
+            raise VitrailError(f"{contents.path} is {family}, which Vitrail does not support")
         unstated = known.unstated(contents)
         contents = replace(contents, tensors=known.normalize(contents.tensors))
         architecture = known.describe(contents, requested)
@@ -290,7 +290,7 @@ def _check_heads(contents: Contents, architecture: Architecture) -> None:
             if heads
             else f"is a {variant_name(architecture)}, which has no heads"
         )
-        raise VitrailError(f"{contents.path} {has}; leave heads = {contents.heads} out")
+        raise VitrailError(f"{contents.path} {has}; remove heads={contents.heads}")
 
 
 def _assumption(contents: Contents, a: Architecture, unstated: Collection[Unstated]) -> str:

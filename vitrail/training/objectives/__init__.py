@@ -26,6 +26,7 @@ def build_objective(config: Config, model: Classifier, data: Splits, devices: De
             share=train.masked_share,
             inputs=ImageInputs(model, data, config, devices),
         )
+    assert train.objective in ("softmax", "sigmoid"), train.objective
     options: dict[str, Any] = {"kind": train.objective, "label_smoothing": train.label_smoothing}
     if train.class_weights == "balanced":
         options["class_weights"] = balanced_weights(data.part("train"))
