@@ -223,10 +223,10 @@ def test_changed_settings_are_those_that_differ():
 
 
 def test_other_values_for_the_same_run():
-    config = with_settings(Config(), optim__lr=0.5, data__size=(3, 4), seed=3)
+    config = with_settings(Config(), {"optim.lr": 0.5, "data.size": (3, 4), "seed": 3})
     assert (config.optim.lr, config.data.size, config.seed) == (0.5, (3, 4), 3)
     with pytest.raises(VitrailError, match="unknown setting"):
-        with_settings(Config(), optim__lrr=1)
+        with_settings(Config(), {"optim.lrr": 1})
 
 
 def test_a_config_is_frozen():

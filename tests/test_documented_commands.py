@@ -19,13 +19,14 @@ from vitrail.config import (
     recipe_names,
     schema,
     set_value,
+    with_settings,
 )
 from vitrail.data.catalog import known_datasets
 from vitrail.errors import VitrailError
 from vitrail.model import create
 from vitrail.training.build import chosen_options
 from vitrail.training.resolve import resolve_config
-from vitrail.training.sweep import points, with_point
+from vitrail.training.sweep import points
 from vitrail.weights.published import BUILTIN, NAMES
 
 ROOT = Path(__file__).parents[1]
@@ -132,7 +133,7 @@ def configs(verb: str, asked: dict) -> list[Config]:
         named = [word for word in asked["what"] if "=" not in word]
         given = [word for word in asked["what"] if "=" in word]
         orders = [resolve_config(name, given, lists=True).config for name in named]
-        return [with_point(one, point) for one in orders for point in points(one)]
+        return [with_settings(one, point) for one in orders for point in points(one)]
     return [resolve_config(asked.get("what") or asked["recipe"], asked["settings"]).config]
 
 

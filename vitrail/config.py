@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -664,14 +665,17 @@ def build_config(values: Mapping[str, Any]) -> Config:
     return Config(**sections)
 
 
-def with_settings(config: Config, **changes: Any) -> Config:
-    """A copy with other values; dots in names are written `__`: `optim__lr=0.1`."""
-    values = to_flat(config)
+def with_settings(config: Config, changes: Mapping[str, Any]) -> Config:
+    """One run with other values, `{"optim.lr": 0.1}`, and without the grid of a sweep."""
+    values = {k: v for k, v in to_flat(config).items() if not k.startswith("sweep.")}
     for name, value in changes.items():
-        set_value(
-            values, name.replace("__", "."), list(value) if isinstance(value, tuple) else value
-        )
+        set_value(values, name, list(value) if isinstance(value, tuple) else value)
     return build_config(values)
+
+
+def grid_points(sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values of a sweep."""
+    return [dict(zip(sweep, values, strict=True)) for values in product(*sweep.values())]
 
 
 # Writing

@@ -72,5 +72,4 @@ def test_what_a_user_sets_stays():
 
 
 def test_it_adds_up_to_a_run():
-    rule = {name.replace(".", "__"): value for name, value in hyperrule(1000, 300.0).items()}
-    assert with_settings(Config(), **rule).train.steps == 500
+    assert with_settings(Config(), hyperrule(1000, 300.0)).train.steps == 500

@@ -261,7 +261,7 @@ def test_a_sweep_chooses_as_its_runs_do(tmp_path):
     """By balanced accuracy with class weights, and by the loss where that ties."""
     trials = []
     for name, weights in (("a", "balanced"), ("b", "balanced"), ("c", "balanced")):
-        config = with_settings(Config(), train__class_weights=weights)
+        config = with_settings(Config(), {"train.class_weights": weights})
         run = runs.create(tmp_path / name, config, {}, resume=False)
         low = 0.2 if name == "a" else 0.5
         loss = 1.0 if name == "b" else 0.5

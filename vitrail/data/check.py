@@ -76,7 +76,7 @@ def check_dataset(
     data = whole = open_run_data(config, changed_settings(config), original)
     if options.pack:
         # A store is split when it is opened, as the data itself would be.
-        undivided = with_settings(config, data__val=0.0, data__test=0.0)
+        undivided = with_settings(config, {"data.val": 0.0, "data.test": 0.0})
         whole = open_run_data(undivided, original=original)
     result: dict[str, Any] = {}
     with count_progress(f"reading {data.name}") as advance:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitrail.console import Advance
 from vitrail.data.dataset import Source
-from vitrail.data.loader import init_worker
+from vitrail.data.loader import Transform, init_worker
 from vitrail.devices import rank_and_world
 from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 from vitrail.evaluation.labels import NEW_HEAD, class_order, other_classes_hint
@@ -33,7 +33,6 @@ from vitrail.model.classifier import (
 if TYPE_CHECKING:
     from vitrail.evaluation.features import FeatureCache
 
-Transform = Callable[[Image.Image], Tensor]
 Skipped = list[tuple[str, str]]
 """The name of each image that could not be read, and the reason."""
 TOP = 5

@@ -1,6 +1,5 @@
 """A recipe, a folder or a run, with settings on top: the config of a run, and its folder."""
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from vitrail.config import (
     build_config,
     changed_settings,
     find_recipe,
+    grid_points,
     load_config,
     override_value,
     parse_setting,
@@ -146,7 +146,7 @@ def resolve_config(what: str | Path, settings: Settings = (), lists: bool = Fals
     config = build_config(values)
     refuse_without_effect(
         {name.removeprefix("sweep."): value for name, value in given},
-        _grid_configs(config) if lists else [config],
+        [with_settings(config, one) for one in grid_points(config.sweep)] if lists else [config],
     )
     changes = tuple(
         setting
@@ -172,12 +172,6 @@ def _scale_warmup(values: dict[str, Any], recipe: Mapping[str, Any], given: Set[
                 share = min(1.0, values[name] / recipe[name])
     if share < 1:
         set_value(values, "optim.warmup", max(1, round(share * warmup)))
-
-
-def _grid_configs(config: Config) -> list[Config]:
-    names = [name.replace(".", "__") for name in config.sweep]
-    grid = itertools.product(*config.sweep.values())
-    return [with_settings(config, **dict(zip(names, point, strict=True))) for point in grid]
 
 
 def _locate(what: str | Path) -> tuple[str, list[tuple[str, Any]], Path | None]:

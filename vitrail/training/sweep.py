@@ -5,7 +5,6 @@ With a list in `data.source` the protocol spans several datasets, such as the ta
 setting is chosen for all of them, by their mean score.
 """
 
-import itertools
 import json
 import math
 import statistics
@@ -20,11 +19,11 @@ from vitrail import runs
 from vitrail.config import (
     DATASET_SETTINGS,
     Config,
-    build_config,
+    grid_points,
     load_config,
-    set_value,
     to_flat,
     toml_value,
+    with_settings,
 )
 from vitrail.console import import_optional, is_main, say
 from vitrail.data.opening import open_run_data
@@ -176,7 +175,7 @@ class Sweep:
         name = Path("trials") / _folder_name("trial", point)
         title = "trial    " + ", ".join(f"{k}={toml_value(v)}" for k, v in point.items())
         trial = {source: self.train(source, name, point, title) for source in sources}
-        train = with_point(self.config, point).train
+        train = with_settings(self.config, point).train
         return Trial(point, trial, train.class_weights == "balanced")
 
     def retrain(self, best: Trial, source: str, seed: int) -> Run:
@@ -252,7 +251,7 @@ class Sweep:
             if _SOURCE in self.config.sweep
             else {}
         )
-        config = with_point(self.config, {**own, **point})
+        config = with_settings(self.config, {**own, **point})
         return apply_hyperrule(config, open_run_data(config)) if config.train.hyperrule else config
 
 
@@ -318,16 +317,12 @@ def _run_sweep(
 
 def points(config: Config) -> list[dict[str, Any]]:
     """Every combination of the grid's values; datasets are not part of the grid."""
-    names = [name for name in config.sweep if name != _SOURCE]
     if not config.sweep:
         raise VitrailError(
             "nothing to try: pass a list, such as optim.lr=[0.003,0.01,0.03], or use a recipe with "
             "[sweep]"
         )
-    return [
-        dict(zip(names, values, strict=True))
-        for values in itertools.product(*(config.sweep[name] for name in names))
-    ]
+    return grid_points({name: values for name, values in config.sweep.items() if name != _SOURCE})
 
 
 def present(
@@ -340,7 +335,7 @@ def present(
     found: dict[str, str] = {}
     for source in config.sweep[_SOURCE]:
         try:
-            _check_splits(with_point(config, {_SOURCE: source}), changed)
+            _check_splits(with_settings(config, {_SOURCE: source}), changed)
         except DamagedError:
             raise  # a task must not drop out of the means because its file is damaged
         except FailureError as error:
@@ -363,14 +358,6 @@ def _check_splits(config: Config, changed: Sequence[str]) -> None:
         raise VitrailError("a sweep chooses on held-out images; set data.val and train.evaluations")
     if parts.test is None:
         raise VitrailError("a sweep needs a test split; set data.test, e.g. data.test=0.1")
-
-
-def with_point(config: Config, settings: Mapping[str, Any]) -> Config:
-    """The config of one run, without the grid."""
-    values = {k: v for k, v in to_flat(config).items() if not k.startswith("sweep.")}
-    for name, value in settings.items():
-        set_value(values, name, list(value) if isinstance(value, tuple) else value)
-    return build_config(values)
 
 
 def _finished(folder: Path, config: Config) -> Run | None:
