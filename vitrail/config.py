@@ -237,6 +237,13 @@ class System:
     workers: int = -1
     """Number of processes that load images; -1 uses all cores with a GPU and none on a CPU; 0 loads
     in the main process."""
+    augment: Literal["auto", "cpu", "device"] = "auto"
+    """Where images are augmented: one by one in the processes that load them (cpu), or in batches
+    on the device; auto is device on a GPU. The two draw different random numbers."""
+    cache: Literal["auto", "device", "memory", "disk", "none"] = "auto"
+    """With augmentation on the device: where decoded training images are kept. auto uses the first
+    of device memory, main memory and the cache folder on disk in which they fit; none decodes them
+    in every epoch."""
     deterministic: bool = False
     """Use only deterministic kernels, which can be slower."""
     checkpoint_steps: int = 0

@@ -159,6 +159,8 @@ class TrainingBar:
         parts = [f"loss {figures['loss']:.3f}", f"lr {figures['lr']:.2g}", f"{speed:,.0f} img/s"]
         if figures["mfu"] is not None:
             parts.append(f"MFU {100 * figures['mfu']:.0f}%")
+        if figures["input_wait"] >= 0.01:
+            parts.append(f"{100 * figures['input_wait']:.0f}% waiting for images")
         self.figures = " · ".join(parts)
         text = f"{self.figures} · eta {duration(left)}"
         self.progress.update(self.task, completed=step, total=total, figures=text)

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -42,6 +43,11 @@ class Devices:
     def main(self) -> bool:
         """Whether this is the process that writes and prints."""
         return self.rank == 0
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number on its machine."""
+        return int(os.environ.get("LOCAL_RANK", 0)) if self.world > 1 else 0
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.precision is torch.float32:
@@ -117,11 +123,54 @@ class Devices:
         return None if peak is None else peak * self.world
 
 
+class WaitClock:
+    """How long a device waits inside `measure` blocks: for a GPU, the time between what was
+    submitted before a block and what is submitted after it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self._marks: list[tuple[Any, Any]] = []
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        began = self._mark()
+        yield
+        self._marks.append((began, self._mark()))
+
+    def read(self) -> float:
+        """Seconds since the last call; a GPU must have finished what was submitted."""
+        marks, self._marks = self._marks, []
+        if self.on_gpu:
+            return sum(began.elapsed_time(end) for began, end in marks) / 1000
+        return sum(end - began for began, end in marks)
+
+    def _mark(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
 def cores() -> int:
     """CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes of main memory that can be taken without swapping, within the limit of a container."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]
+    with suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        line = next(line for line in text.splitlines() if line.startswith("MemAvailable:"))
+        limits = [1024 * int(line.split()[1])]
+    with suppress(OSError, ValueError):  # a container's, where it has one ("max" is none)
+        folder = Path("/sys/fs/cgroup")
+        used, most = ((folder / name).read_text() for name in ("memory.current", "memory.max"))
+        limits.append(int(most) - int(used))
+    return max(0, min(limits))
 
 
 def processor() -> str:

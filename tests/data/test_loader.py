@@ -14,7 +14,6 @@ from vitrail.data.loader import (
     Augmented,
     RankBatchSampler,
     ShuffledOrder,
-    derive_seed,
     read_all,
     training_batches,
 )
@@ -162,12 +161,6 @@ def test_nothing_but_broken_pictures_is_an_error():
     )
     with pytest.raises(VitrailError, match="none of the 2 training images"):
         _ = dataset[0, 0]
-
-
-def test_seeds_of_their_own():
-    seeds = {derive_seed(a, b) for a in range(30) for b in range(30)}
-    assert len(seeds) == 900
-    assert min(seeds) >= 0
 
 
 # Every image once, by one process or several.

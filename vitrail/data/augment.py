@@ -1,12 +1,12 @@
-"""Augmentation of single images in the workers, and of batches on the device.
+"""Augmentation of single images by the processor; `batch_augment` is the device's.
 
-Workers return uint8 tensors, a quarter of the data of floats; `normalize` converts them on the
-device. All random numbers come from torch's global generator.
+Images are uint8 tensors, a quarter of the data of floats; `normalize` converts them, and `mix`
+mixes them, on the device. All random numbers come from torch's global generator.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
-from torchvision.transforms import InterpolationMode, v2
+from torchvision.transforms import v2
 
 from vitrail.config import Augment
 from vitrail.data.preprocessing import Preprocessing
@@ -32,17 +32,17 @@ def training_transform(
 
     Mixup and CutMix are for batches: see `mix`. The result can be pickled for worker processes.
     """
-    fill = _mean_color(preprocessing)
+    fill = mean_color(preprocessing)
     gray: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
     colors = _color_steps(augment, fill)
     if augment.crop == "pad":
         flip: list[_Step] = [_mirrored] if augment.flip else []
-        steps = [_Whole(preprocessing), _shifted, *flip, *colors, _to_tensor]
+        steps = [_Whole(preprocessing), _shifted, *flip, *colors, to_tensor]
     else:
         flip = [v2.RandomHorizontalFlip()] if augment.flip else []
         if colors:
             # Pillow recolors several times faster than torch, and torch crops twice as fast.
-            colors = [_to_pil, *colors, _to_tensor]
+            colors = [_to_pil, *colors, to_tensor]
         steps = [*_crop_steps(augment, preprocessing), *flip, *colors]
     erase: list[_Step] = [_Erase(augment.erasing, fill)] if augment.erasing else []
     return v2.Compose([*gray, *steps, *erase])
@@ -50,17 +50,17 @@ def training_transform(
 
 def _crop_steps(augment: Augment, preprocessing: Preprocessing) -> list[_Step]:
     rows, columns = size = preprocessing.size
-    mode = InterpolationMode(preprocessing.interpolation)
-    resampling: dict[str, Any] = {"interpolation": mode, "antialias": preprocessing.antialias}
+    mode, antialias = preprocessing.interpolation_mode, preprocessing.antialias
+    resampling: dict[str, Any] = {"interpolation": mode, "antialias": antialias}
     if augment.crop == "inception":
         # Aspect ratios from 3/4 to 4/3 of the model's.
         ratio = (0.75 * columns / rows, columns / (0.75 * rows))
         area = (augment.area, 1.0)
-        return [_to_tensor, v2.RandomResizedCrop(size, scale=area, ratio=ratio, **resampling)]
+        return [to_tensor, v2.RandomResizedCrop(size, scale=area, ratio=ratio, **resampling)]
     if augment.crop == "resize":
-        resize = v2.Resize(_larger(preprocessing), **resampling)
-        return [_to_tensor, resize, v2.RandomCrop(size)]
-    return _whole_image(preprocessing)
+        resize = v2.Resize(crop_source_size(preprocessing), **resampling)
+        return [to_tensor, resize, v2.RandomCrop(size)]
+    return [partial(whole_image, preprocessing=preprocessing)]
 
 
 def _color_steps(augment: Augment, fill: Color) -> list[_Step]:
@@ -78,21 +78,23 @@ def _color_steps(augment: Augment, fill: Color) -> list[_Step]:
     return steps
 
 
-def _mean_color(preprocessing: Preprocessing) -> Color:
+def mean_color(preprocessing: Preprocessing) -> Color:
     """The color that normalization maps to zero."""
     return tuple(round(255 * share) for share in preprocessing.mean)
 
 
-def _whole_image(preprocessing: Preprocessing) -> list[_Step]:
-    """The evaluation's resize and crop, of uint8 tensors."""
-    steps: list[_Step] = [_to_tensor, preprocessing.resize]
-    return [*steps, v2.CenterCrop(preprocessing.size)] if preprocessing.short_side else steps
+def whole_image(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "c y x"]:
+    """The evaluation's resize and crop, in bytes."""
+    resized = preprocessing.resize(to_tensor(image))
+    if not preprocessing.short_side:
+        return resized
+    return v2.functional.center_crop(resized, list(preprocessing.size))
 
 
 # For small images, the overhead of torchvision's classes would dominate.
 
 
-def _to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
+def to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
     pixels = np.array(image)
     if pixels.ndim == 2:
         return torch.from_numpy(pixels)[None]
@@ -118,7 +120,7 @@ class _Whole:
             min(rows, columns),
         ):
             return image
-        return _to_pil(v2.Compose(_whole_image(self.preprocessing))(image))
+        return _to_pil(whole_image(image, self.preprocessing))
 
 
 def _shifted(image: Image.Image) -> Image.Image:
@@ -151,7 +153,7 @@ def _eraser(fill: Any) -> v2.RandomErasing:
     return v2.RandomErasing(1.0, value=fill)
 
 
-def _larger(preprocessing: Preprocessing) -> list[int]:
+def crop_source_size(preprocessing: Preprocessing) -> list[int]:
     """Rows and columns that BiT crops from, ignoring the image's aspect ratio: those that
     evaluation crops from, or BiT's own, 160 for 128 and 448 for 384, if it does not crop."""
     short = min(preprocessing.size)

@@ -5,7 +5,6 @@ the number of workers and of processes changes nothing, and resuming starts the 
 torch's samplers know neither positions nor shards.
 """
 
-import hashlib
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitrail.console import Advance
 from vitrail.data.dataset import Broken, Source, image_or_reason
+from vitrail.data.draws import derive_seed
 from vitrail.errors import FailureError, VitrailError
 
 _WINDOW = 16
@@ -29,12 +29,6 @@ _CHUNK = 128
 """The most images that one worker prepares at a time."""
 
 Transform = Callable[[Image.Image], Tensor]
-
-
-def derive_seed(*numbers: int) -> int:
-    """A different seed for each combination of numbers."""
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 class ShuffledOrder:
@@ -54,10 +48,18 @@ class ShuffledOrder:
         self._current: tuple[int, Int[np.ndarray, " n"]] | None = None
 
     def __getitem__(self, position: int) -> int:
-        epoch, place = divmod(position, len(self.targets))
-        if self._current is None or self._current[0] != epoch:
-            self._current = epoch, self.permutation(epoch)
-        return int(self._current[1][place])
+        return int(self.indices(np.array([position]))[0])
+
+    def indices(self, positions: Int[np.ndarray, " b"]) -> Int[np.ndarray, " b"]:
+        """The image at each position."""
+        epochs, places = np.divmod(positions, len(self.targets))
+        found = np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            if self._current is None or self._current[0] != epoch:
+                self._current = epoch, self.permutation(epoch)
+            chosen = epochs == epoch
+            found[chosen] = self._current[1][places[chosen]]
+        return found
 
     def permutation(self, epoch: int) -> Int[np.ndarray, " n"]:
         rng = np.random.default_rng(derive_seed(self.seed, epoch))
@@ -83,6 +85,19 @@ class ShuffledOrder:
         return rng.permutation(np.concatenate(drawn))[:total]
 
 
+def decodable(source: Source, index: int) -> tuple[Image.Image, int, list[Broken]]:
+    """An image and its index, or the next one that can be decoded, so that batches keep their size;
+    and those that cannot."""
+    broken: list[Broken] = []
+    total = len(source.targets)
+    for other in range(index, index + total):
+        image = image_or_reason(source, other % total)
+        if not isinstance(image, str):
+            return image, other % total, broken
+        broken.append(Broken(source.names[other % total], image))
+    raise VitrailError(f"none of the {total} training images can be decoded")
+
+
 class Augmented(Dataset[Any]):
     """Training images by (position, index); the position seeds the augmentation."""
 
@@ -94,24 +109,13 @@ class Augmented(Dataset[Any]):
 
     def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int, list[Broken]]:
         position, requested = index
-        image, number, broken = self._decodable(requested)
+        image, number, broken = decodable(self.source, requested)
         state = torch.get_rng_state() if get_worker_info() is None else None
         torch.default_generator.manual_seed(derive_seed(self.seed, position))
         augmented = self.transform(image)
         if state is not None:
             torch.set_rng_state(state)
         return augmented, int(self.targets[number]), broken
-
-    def _decodable(self, index: int) -> tuple[Image.Image, int, list[Broken]]:
-        """The image, or the next one that can be decoded, so that batches keep their size."""
-        broken: list[Broken] = []
-        total = len(self.targets)
-        for other in range(index, index + total):
-            image = image_or_reason(self.source, other % total)
-            if not isinstance(image, str):
-                return image, other % total, broken
-            broken.append(Broken(self.source.names[other % total], image))
-        raise VitrailError(f"none of the {total} training images can be decoded")
 
 
 @dataclass(frozen=True)
@@ -149,14 +153,18 @@ class RankBatchSampler:
         """The position of this process's first image of a step."""
         return step * self.batch + self.rank * self.size
 
+    def positions(self, step: int) -> Int[np.ndarray, " b"]:
+        """The positions of this process's images of a step."""
+        first = self.first(step)
+        mine = np.arange(first, first + self.size)
+        if not self.overlap:
+            return mine
+        return np.append(mine, first - 1 if self.rank else first + self.batch - 1)
+
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for step in count(self.start):
-            first = self.first(step)
-            mine = list(range(first, first + self.size))
-            if self.overlap:
-                mine.append(first - 1 if self.rank else first + self.batch - 1)
-            for positions in np.array_split(mine, self.chunks_per_step):
-                yield [(position, self.order[position]) for position in positions.tolist()]
+            for part in np.array_split(self.positions(step), self.chunks_per_step):
+                yield list(zip(part.tolist(), self.order.indices(part).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -182,15 +190,28 @@ class TrainingBatch:
         return images, targets
 
 
+Chunk = tuple[Tensor, Int[Tensor, " b"], list[Broken]]
+"""Images, their classes, and images that could not be decoded."""
+
+
 def training_batches(
-    dataset: Augmented, sampler: RankBatchSampler, *, workers: int, device: torch.device
+    dataset: Dataset[Any],
+    sampler: RankBatchSampler,
+    *,
+    workers: int,
+    device: torch.device,
+    finish: Callable[[Any], Chunk] | None = None,
 ) -> Iterator[TrainingBatch]:
-    """Endless batches on the device, from step `sampler.start` on."""
+    """Endless batches on the device, from step `sampler.start` on.
+
+    A dataset that reads several images at a time returns chunks that `finish` completes on the
+    device.
+    """
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_sampler=sampler,  # type: ignore[arg-type]  # torch asks for a length it never uses
         num_workers=workers,
-        collate_fn=_collate,
+        collate_fn=_collate if finish is None else _as_is,
         pin_memory=device.type == "cuda",
         worker_init_fn=init_worker,
         prefetch_factor=4 if workers else None,
@@ -200,6 +221,7 @@ def training_batches(
     chunks = iter(loader)
     for step in count(sampler.start):
         parts = [next(chunks) for _ in range(sampler.chunks_per_step)]
+        parts = parts if finish is None else [finish(part) for part in parts]
         images = [images.to(device, non_blocking=True) for images, _, _ in parts]
         targets = [targets.to(device, non_blocking=True) for _, targets, _ in parts]
         yield TrainingBatch(
@@ -211,11 +233,37 @@ def training_batches(
         )
 
 
-def _collate(
-    items: list[tuple[Tensor, int, list[Broken]]],
-) -> tuple[Tensor, Int[Tensor, " b"], list[Broken]]:
+def _collate(items: list[tuple[Tensor, int, list[Broken]]]) -> Chunk:
     images, targets, broken = zip(*items, strict=True)
     return torch.stack(images), torch.tensor(targets), [pair for pairs in broken for pair in pairs]
+
+
+def _as_is(chunk: Any) -> Any:
+    return chunk
+
+
+def prepared_ahead(
+    batches: Iterator[TrainingBatch], device: torch.device
+) -> Iterator[TrainingBatch]:
+    """Each batch is prepared on a CUDA stream of its own, while the one before is trained on."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    stream = torch.cuda.Stream(device)
+
+    def prepare() -> tuple[TrainingBatch, Any]:
+        with torch.cuda.stream(stream):
+            return next(batches), stream.record_event()
+
+    ahead = prepare()
+    while True:
+        batch, ready = ahead
+        ahead = prepare()
+        current = torch.cuda.current_stream(device)
+        current.wait_event(ready)
+        for tensor in (batch.images, batch.targets):
+            tensor.record_stream(current)
+        yield batch
 
 
 def init_worker(worker: int) -> None:

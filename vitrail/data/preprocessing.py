@@ -52,6 +52,10 @@ class Preprocessing:
             rgb = upright(image)
         return self.transform()(rgb if len(self.mean) == 3 else rgb.convert("L"))
 
+    @property
+    def interpolation_mode(self) -> InterpolationMode:
+        return InterpolationMode(self.interpolation)
+
     def transform(self) -> Callable[[Any], Tensor]:
         """The steps on a PIL image, from torchvision."""
         to_float: list[nn.Module] = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
@@ -64,8 +68,9 @@ class Preprocessing:
     def resize(self, image: Any) -> Any:
         """To the size itself, or to the one that the center is cropped from."""
         rows, columns = self.resized(*v2.functional.get_size(image))
-        mode = InterpolationMode(self.interpolation)
-        return v2.functional.resize(image, [rows, columns], mode, antialias=self.antialias)
+        return v2.functional.resize(
+            image, [rows, columns], self.interpolation_mode, antialias=self.antialias
+        )
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns before the center crop."""
@@ -82,6 +87,19 @@ class Preprocessing:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, for a file's metadata."""
         return asdict(self)
+
+
+def resampling_kernel(
+    distance: Float[Tensor, "..."], interpolation: Literal["bilinear", "bicubic"]
+) -> Float[Tensor, "..."]:
+    """Pillow's weight of a pixel by its distance from 0 up, in pixels of the result or the source,
+    whichever are larger."""
+    if interpolation == "bilinear":
+        return (1 - distance).clamp(min=0)
+    near = (1.5 * distance - 2.5) * distance * distance + 1
+    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+    beyond = torch.zeros_like(distance)
+    return torch.where(distance < 1, near, torch.where(distance < 2, far, beyond))
 
 
 def from_dict(values: dict[str, Any]) -> Preprocessing:

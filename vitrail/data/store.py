@@ -8,11 +8,12 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64, UInt8, UInt64
@@ -31,6 +32,7 @@ from vitrail.data.dataset import (
 )
 from vitrail.data.decode import in_threads
 from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.files import atomic_write
 
 _FORMAT = "vitrail store 1"
 
@@ -111,34 +113,107 @@ def _written_whole(folder: Path) -> Iterator[Path]:
 
 
 def _write_part(source: Source, stem: Path, side: int, progress: Advance) -> list[Broken]:
+    path = stem.with_suffix(".pixels")
+    indices, shapes, broken = _write_pixels(
+        source,
+        path,
+        lambda image: np.asarray(shrunk(image, side)),
+        lambda amount, total=None: progress(amount),
+    )
+    if not len(indices):
+        raise VitrailError(f"none of the {len(broken)} images of {stem.name} can be decoded")
+    lengths = shapes.prod(1) * 3
+    np.savez(
+        stem.with_suffix(".npz"),
+        offsets=np.cumsum(lengths) - lengths,
+        shapes=shapes,
+        targets=source.targets[indices],
+        hashes=content_hashes(source)[indices],
+        names=pack_strings(source.names[index] for index in indices.tolist()),
+    )
+    return broken
 
-    def read(index: int) -> UInt8[np.ndarray, "y x 3"] | str:
+
+def _write_pixels(
+    source: Source,
+    path: Path,
+    decoded: Callable[[Image.Image], UInt8[np.ndarray, "y x c"]],
+    progress: Advance | None,
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, "n 2"], list[Broken]]:
+    """Writes the pixels of all images to a file; returns the indices and shapes of those that can
+    be decoded, and the others."""
+
+    def read(index: int) -> UInt8[np.ndarray, "y x c"] | str:
         image = image_or_reason(source, index)
-        return image if isinstance(image, str) else np.asarray(shrunk(image, side))
+        return image if isinstance(image, str) else decoded(image)
 
     written: list[tuple[int, int, int]] = []
     broken: list[Broken] = []
-    with stem.with_suffix(".pixels").open("wb") as file:
+    with path.open("wb") as file:
         for index, pixels in enumerate(in_threads(read, len(source.targets))):
-            progress(1)
+            if progress is not None:
+                progress(1, len(source.targets))
             if isinstance(pixels, str):
                 broken.append(Broken(source.names[index], pixels))
             else:
                 file.write(pixels.data)
                 written.append((index, *pixels.shape[:2]))
-    if not written:
-        raise VitrailError(f"none of the {len(broken)} images of {stem.name} can be decoded")
-    table = np.array(written, dtype=np.int64)
-    lengths = table[:, 1] * table[:, 2] * 3
-    np.savez(
-        stem.with_suffix(".npz"),
-        offsets=np.cumsum(lengths) - lengths,
-        shapes=table[:, 1:],
-        targets=source.targets[table[:, 0]],
-        hashes=content_hashes(source)[table[:, 0]],
-        names=pack_strings(source.names[index] for index in table[:, 0].tolist()),
-    )
-    return broken
+    table = np.array(written, dtype=np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1:], broken
+
+
+class DecodedPart(NamedTuple):
+    """The images of a source that can be decoded, and those that cannot."""
+
+    pixels: UInt8[np.ndarray, " bytes"]
+    """One image after another."""
+    shapes: Int64[np.ndarray, "n 2"]
+    indices: Int64[np.ndarray, " n"]
+    """Their numbers in the source."""
+    broken: Sequence[Broken]
+
+
+def write_decoded(
+    source: Source,
+    stem: Path,
+    decoded: Callable[[Image.Image], UInt8[np.ndarray, "y x c"]],
+    progress: Advance | None = None,
+) -> None:
+    """Writes the pixels of a source for `read_decoded`, completely or not at all."""
+    pixels = stem.with_suffix(".pixels")
+    table: dict[str, Any] = {}
+
+    def save(part: Path) -> None:
+        table["indices"], table["shapes"], _ = _write_pixels(source, part, decoded, progress)
+
+    atomic_write(pixels, save)
+
+    def save_table(part: Path) -> None:
+        with part.open("wb") as file:
+            np.savez(file, **table)
+
+    # Written last: where it is, the other is complete.
+    atomic_write(stem.with_suffix(".npz"), save_table)
+
+
+def read_decoded(stem: Path, source: Source, channels: int) -> DecodedPart | None:
+    """What `write_decoded` wrote, mapped into memory; None if it is not there or damaged."""
+    path = stem.with_suffix(".pixels")
+    try:
+        with (
+            stem.with_suffix(".npz").open("rb") as file,
+            np.load(file, allow_pickle=False) as table,
+        ):
+            indices, shapes = table["indices"], table["shapes"]
+        if shapes.prod(1).sum() * channels != path.stat().st_size:
+            return None
+        pixels = _mapped(path, path.stat().st_mtime_ns)
+    except (OSError, LookupError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+    missing = np.setdiff1d(np.arange(len(source.targets)), indices).tolist()
+    reasons = {index: image_or_reason(source, index) for index in missing}
+    broken = [Broken(source.names[i], why) for i, why in reasons.items() if isinstance(why, str)]
+    return DecodedPart(pixels, shapes, indices, broken)
 
 
 def shrunk(image: Image.Image, side: int) -> Image.Image:

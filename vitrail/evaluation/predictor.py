@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -153,8 +154,15 @@ def predict_dataset(
 
     The processes of `torch.distributed` share the images, and each of them gets all predictions.
     """
-    device = predictor.device
-    images = ImageBatches(source, predictor.transform, device, batch, workers, progress)
+    transform, device = predictor.transform, predictor.device
+    return predict_batches(
+        predictor, ImageBatches(source, transform, device, batch, workers, progress)
+    )
+
+
+def predict_batches(predictor: Predictor, images: "ImageBatches") -> tuple[Predictions, Skipped]:
+    """`predict_dataset` for images that are read more than once, by the same worker processes."""
+    source, device = images.source, predictor.device
     targets = torch.tensor(source.targets, dtype=torch.int64)
     rows = []
     with eval_mode(predictor.model), torch.no_grad():
@@ -240,35 +248,43 @@ class ImageBatches:
     workers: int = 0
     progress: Advance | None = None
     skipped: list[tuple[int, str]] = field(default_factory=list)
-    """Number of each image that could not be read, and the reason."""
+    """Number of each image that could not be read in the last pass, and the reason."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise VitrailError(f"batch = {self.batch}: expected a whole number from 1 up")
 
-    def __iter__(self) -> Iterator[PreparedBatch]:
+    @cached_property
+    def _loader(self) -> DataLoader[Any]:
+        """Its workers stay for another pass."""
         rank, world = rank_and_world()
-        total = len(self.source.targets)
-        share = PreparedImages(self.source, np.arange(rank, total, world), self.transform)
-        loader: DataLoader[Any] = DataLoader(
-            share,
+        indices = np.arange(rank, len(self.source.targets), world)
+        return DataLoader(
+            PreparedImages(self.source, indices, self.transform),
             batch_size=self.batch,
             num_workers=self.workers,
+            persistent_workers=self.workers > 0,
             collate_fn=collate,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=init_worker,
             # The global one belongs to training, which must not depend on evaluation.
             generator=torch.Generator(),
         )
-        passes = math.ceil(math.ceil(total / world) / self.batch)
-        for part in islice(chain(loader, repeat(collate([]))), passes):
+
+    def __iter__(self) -> Iterator[PreparedBatch]:
+        self.skipped = []
+        _, world = rank_and_world()
+        total = len(self.source.targets)
+        share = math.ceil(total / world)
+        passes = math.ceil(share / self.batch)
+        for part in islice(chain(self._loader, repeat(collate([]))), passes):
             self.skipped += [(index, skip_reason(error)) for index, error in part.errors]
             if part.pixels is not None:
                 yield part
             elif world > 1:
                 yield part._replace(pixels=self.transform(Image.new("RGB", (64, 64)))[None])
             if self.progress is not None:
-                self.progress(len(part.indices) + len(part.errors), total=len(share))
+                self.progress(len(part.indices) + len(part.errors), total=share)
 
 
 def skip_reason(error: VitrailError) -> str:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Preprocessing, resampling_kernel
 from vitrail.errors import VitrailError
 
 _ONE = float(1 << 22)
@@ -69,16 +69,8 @@ class Pipeline(nn.Module):
         centers = (first + torch.arange(cropped, dtype=indices.dtype) + 0.5) * scale
         support = scale.clamp(min=1) if self.preprocessing.antialias else torch.ones_like(scale)
         distance = ((indices + 0.5 - centers[:, None]) / support).abs()
-        is_cubic = self.preprocessing.interpolation == "bicubic"
-        weights = _bicubic(distance) if is_cubic else (1 - distance).clamp(min=0)
+        weights = resampling_kernel(distance, self.preprocessing.interpolation)
         weights = weights / weights.sum(1, keepdim=True)
         if not self.preprocessing.antialias:
             return weights
         return weights.sign() * (weights.abs() * _ONE + 0.5).floor()
-
-
-def _bicubic(x: Float[Tensor, "rows n"]) -> Float[Tensor, "rows n"]:
-    """Pillow's kernel, by distance in pixels."""
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    return torch.where(x < 1, near, torch.where(x < 2, far, torch.zeros_like(x)))

@@ -30,6 +30,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from vitrail import aliases
+from vitrail.data.draws import ON_CPU
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, one_line, out_of_memory
 from vitrail.files import atomic_write
@@ -58,8 +59,10 @@ class Counters:
     since_best: int = 0
     """Evaluations since then."""
     stopped_early: bool = False
-    draws: int = 2
+    draws: int = ON_CPU
     """Version of the rule by which order, augmentation, mixing and masking are drawn."""
+    waited: float = 0.0
+    """Seconds of training that the device waited for its input."""
 
     @property
     def spent(self) -> float:

@@ -113,7 +113,10 @@ class Hooks:
         counters = loop.state.counters
         loop.devices.synchronize()
         now = time.perf_counter()
-        speed = len(self.losses) * loop.batch / max(now - self.logged, 1e-9)
+        passed = max(now - self.logged, 1e-9)
+        speed = len(self.losses) * loop.batch / passed
+        waited = loop.waiting.read()
+        counters.waited += waited
         peak = loop.devices.peak()
         event = {
             "event": "train",
@@ -124,6 +127,7 @@ class Hooks:
             "images_per_second": round(speed, 1),
             # The backward pass costs twice the forward pass.
             "mfu": round(3 * self.flops_per_image * speed / peak, 4) if peak else None,
+            "input_wait": round(min(waited / passed, 1.0), 4),
         }
         self.losses.clear()
         self.logged = now

@@ -1,7 +1,9 @@
 """The images that a run is trained and validated on."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,22 +13,30 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.config import Config
+from vitrail.console import count_progress, duration, log_progress, say
 from vitrail.data.augment import training_transform
-from vitrail.data.dataset import Splits
+from vitrail.data.batch_augment import BatchAugment
+from vitrail.data.dataset import Broken, Source, Splits
+from vitrail.data.decoded import CutImages, DecodedImages, decode_images, decoded_batches
+from vitrail.data.draws import ON_CPU, ON_DEVICE
 from vitrail.data.loader import (
     Augmented,
     RankBatchSampler,
     ShuffledOrder,
     TrainingBatch,
+    prepared_ahead,
     training_batches,
 )
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sheets import grid
 from vitrail.devices import Devices, cores
 from vitrail.errors import VitrailError
+from vitrail.evaluation.predictor import ImageBatches
 from vitrail.model import Classifier
 
 NO_VAL_IMAGE = "no image of val can be decoded; `vitrail data --check` lists the reasons"
+_MANY = 1024
+"""Fewer images are decoded before processes that decode have started."""
 
 
 class ImageInputs:
@@ -37,26 +47,91 @@ class ImageInputs:
         self.preprocessing = model.preprocess
         self.data, self.config, self.devices = data, config, devices
         source, augment = data.part("train"), config.augment
-        transform = training_transform(self.preprocessing, augment)
-        self.dataset = Augmented(source, transform, config.seed)
+        self.augment = None
+        if augments_on_device(config, self.preprocessing, devices):
+            self.augment = BatchAugment(self.preprocessing, augment, config.seed)
+        self.decoded = self._decode(source)
         mixing = bool(augment.mixup or augment.cutmix)
         self.sampler = build_sampler(source.targets, source.blocks, config, devices, mixing)
 
+    def _decode(self, source: Source) -> DecodedImages | None:
+        """All training images, where they are decoded once."""
+        config, devices, images = self.config, self.devices, len(source.targets)
+        seen = config.train.steps * config.train.batch or config.train.epochs * images
+        place = config.system.cache
+        # A single pass would gain nothing.
+        once = place == "auto" and 0 < seen < 2 * images
+        if self.augment is None or place == "none" or once:
+            return None
+        workers = decoding_workers(config, devices) if images >= _MANY else 0
+        began = time.perf_counter()
+        with count_progress("decoding train", devices.main) as advance:
+            decoded = decode_images(
+                source, self.augment, devices, place=place, workers=workers, progress=advance
+            )
+        if decoded is None:
+            say("cache    none: the decoded images fit neither into memory nor on disk")
+            return None
+        say(f"cache    {decoded[1]}, in {duration(time.perf_counter() - began)}")
+        return decoded[0]
+
+    @property
+    def skipped(self) -> Sequence[Broken]:
+        """Images that could not be decoded before the first step."""
+        return () if self.decoded is None else self.decoded.broken
+
+    @property
+    def draws(self) -> int:
+        """Version of the rule by which augmentation is drawn."""
+        return ON_CPU if self.augment is None else ON_DEVICE
+
     def batches(self, start: int) -> Iterator[TrainingBatch]:
         """From a step on, without end."""
-        return training_batches(
-            self.dataset,
-            replace(self.sampler, start=start),
-            workers=decoding_workers(self.config, self.devices),
-            device=self.devices.device,
+        source, device = self.data.part("train"), self.devices.device
+        sampler = replace(self.sampler, start=start)
+        if self.augment is not None and self.decoded is not None:
+            targets = source.targets
+            batches = decoded_batches(self.decoded, self.augment, targets, sampler, device)
+            return prepared_ahead(batches, device)
+        options: dict[str, Any] = {"workers": decoding_workers(self.config, self.devices)}
+        if self.augment is not None:
+            dataset: Any = CutImages(source, self.augment)
+            options["finish"] = partial(dataset.finish, device=device)
+        else:
+            transform = training_transform(self.preprocessing, self.config.augment)
+            dataset = Augmented(source, transform, self.config.seed)
+        return prepared_ahead(training_batches(dataset, sampler, device=device, **options), device)
+
+    @cached_property
+    def val(self) -> ImageBatches:
+        """The images of val, for every validation of the run."""
+        batch = evaluation_batch(self.config, self.devices)
+        source = self.data.part("val")
+        # Processes take longer to start than a few batches take to decode.
+        few = len(source.targets) // (batch * self.devices.world)
+        return ImageBatches(
+            source,
+            self.preprocessing,
+            self.devices.device,
+            batch=batch,
+            workers=min(decoding_workers(self.config, self.devices), few),
+            progress=log_progress("evaluating val", self.devices.main),
         )
 
-    def val_options(self) -> dict[str, Any]:
-        """How val is read: for `predict_dataset`."""
-        batch = evaluation_batch(self.config, self.devices)
-        # Processes take longer to start than a few batches take to decode.
-        few = len(self.data.part("val").targets) // (batch * self.devices.world)
-        return {"batch": batch, "workers": min(decoding_workers(self.config, self.devices), few)}
+
+def augments_on_device(config: Config, preprocessing: Preprocessing, devices: Devices) -> bool:
+    """Whether images are augmented in batches on the device."""
+    where = config.system.augment
+    # Without antialiasing, torch has another bicubic kernel than Pillow.
+    other_kernel = preprocessing.interpolation == "bicubic" and not preprocessing.antialias
+    if where == "device" and other_kernel:
+        raise VitrailError(
+            "system.augment=device cannot resize bicubic without antialiasing, as model.init does; "
+            "use system.augment=cpu"
+        )
+    if where == "auto":
+        return devices.device.type == "cuda" and not other_kernel
+    return where == "device"
 
 
 def build_sampler(

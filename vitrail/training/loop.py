@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.data.loader import TrainingBatch, derive_seed
-from vitrail.devices import Devices, sync_gradients
+from vitrail.data.draws import derive_seed
+from vitrail.data.loader import TrainingBatch
+from vitrail.devices import Devices, WaitClock, sync_gradients
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import TrainState
 from vitrail.training.optim import Schedule
@@ -36,6 +37,11 @@ class Loop:
     lr: float = 0.0
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     norm: Tensor = field(default_factory=lambda: torch.zeros(()))
+    waiting: WaitClock = field(init=False)
+    """Measures how long the device waits for batches."""
+
+    def __post_init__(self) -> None:
+        self.waiting = WaitClock(self.devices.device)
 
     @property
     def done(self) -> float:
@@ -56,7 +62,8 @@ class Loop:
         counters = self.state.counters
         began = time.perf_counter() - counters.seconds
         while self.done < 1:
-            batch = next(batches)
+            with self.waiting.measure():
+                batch = next(batches)
             self.step(batch)
             elapsed = time.perf_counter() - began
             # The slowest clock decides for all processes, or they would end at different steps.

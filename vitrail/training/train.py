@@ -18,7 +18,7 @@ from vitrail.config import Config, load_config, to_flat
 from vitrail.console import TrainingBar, count_progress, duration, import_optional, say
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Splits, subset
-from vitrail.data.loader import derive_seed
+from vitrail.data.draws import derive_seed
 from vitrail.data.opening import open_run_data
 from vitrail.devices import Devices, choose_device, out_of_memory_error, parallelize, setup_devices
 from vitrail.errors import VitrailError, one_line, out_of_memory
@@ -45,7 +45,8 @@ from vitrail.weights.load import load, save
 from vitrail.weights.published import model_cost
 
 _OTHER_DRAWS = (
-    ", not bit-exactly: it was started by a version that sampled augmentation and masks differently"
+    ", not bit-exactly: it was started by another version, or with augmentation on another kind of "
+    "device"
 )
 
 
@@ -134,6 +135,7 @@ def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, te
     counters, stop_signal = _run_training(config, data, model, devices, run, skipped)
     facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
     facts["seconds"] = round(counters.spent, 1)
+    facts["input_wait"] = round(counters.waited / max(counters.seconds, 1e-9), 4)
     if stop_signal:
         message = f"stopped by {stop_signal} at step {counters.step}"
         run.update(status="stopped", message=message, **facts)
@@ -259,11 +261,12 @@ def _resume(state: TrainState, run: Run, devices: Devices) -> None:
         path, tensors, counters, problems = checkpoint.read_newest((last, previous), devices)
         state.restore(tensors, counters, path)
         why = "".join(f"  ({problem}; using {path.name})" for problem in problems)
-        exactly = "" if counters.draws == Counters.draws else _OTHER_DRAWS
+        exactly = "" if counters.draws == state.objective.draws else _OTHER_DRAWS
         run.say(f"resumed  at step {counters.step}{exactly}{why}")
         if problems and run.writes:
             # Or the next checkpoint would push the good one out and keep the damaged one.
             move(previous, last)
+    state.counters.draws = state.objective.draws
     run.drop_events_after(state.counters.step)
 
 

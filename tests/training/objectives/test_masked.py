@@ -176,21 +176,6 @@ def test_the_seed_of_an_image_alone_decides_what_is_hidden():
     assert not torch.equal(draw(8, torch.tensor([1, 2]), 16), one)
 
 
-def test_noise_is_that_of_splitmix64():
-    """By Python's unbounded integers."""
-
-    def value(seed: int, number: int) -> float:
-        x = (seed + number * 0x9E3779B97F4A7C15) % 2**64
-        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-        return ((x ^ (x >> 31)) >> 40) / 2**24
-
-    seed, positions = 2**62 + 11, [0, 5, 10**12]
-    expected = [[value(seed, 12 * p + i) for i in range(1, 13)] for p in positions]
-    found = draw(seed, torch.tensor(positions), 4)
-    assert torch.equal(found.flatten(1), torch.tensor(expected))
-
-
 def test_a_resnet_has_no_patches_to_hide():
     with pytest.raises(VitrailError, match="hides patches of a ViT; ResNet has none"):
         MaskedPatches(small("resnet", classes=0, size=64))

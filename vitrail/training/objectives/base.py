@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitrail.data.draws import ON_CPU
 from vitrail.data.loader import TrainingBatch
 
 
@@ -24,6 +25,11 @@ class Objective(nn.Module):
     """Images that could not be decoded before the first step, and the reason."""
     features_computed: int = 0
     """Images whose features were computed before the first step, in all processes."""
+
+    @property
+    def draws(self) -> int:
+        """Version of the rule by which everything random is drawn."""
+        return ON_CPU if self.inputs is None else self.inputs.draws
 
     def batches(self, start: int) -> Iterator[TrainingBatch]:
         """The batches of this process from a step on, without end."""

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vitrail.console import log_progress
 from vitrail.data.augment import mix, normalize
 from vitrail.data.dataset import Source
-from vitrail.data.loader import TrainingBatch, derive_seed
+from vitrail.data.draws import derive_seed
+from vitrail.data.loader import TrainingBatch
 from vitrail.devices import reshard
 from vitrail.errors import VitrailError
 from vitrail.evaluation.metrics import summary
-from vitrail.evaluation.predictor import Predictor, predict_dataset
+from vitrail.evaluation.predictor import Predictor, predict_batches
 from vitrail.training.inputs import NO_VAL_IMAGE, ImageInputs
 from vitrail.training.objectives.base import Objective
 
@@ -38,6 +38,7 @@ class Classification(Objective):
         self.kind = kind
         self.label_smoothing = label_smoothing
         self.inputs = inputs
+        self.skipped = () if inputs is None else inputs.skipped
         self.register_buffer("class_weights", class_weights, persistent=False)
 
     def forward(
@@ -80,19 +81,15 @@ class Classification(Objective):
 
     def validate(self) -> dict[str, Any]:
         """Loss, top-1, top-5 and balanced accuracy on val."""
-        inputs, devices = self.inputs, self.inputs.devices
-        val = inputs.data.part("val")
-        predictions, skipped = predict_dataset(
-            Predictor(self.model, val.labels, precision=devices.precision),
-            val,
-            progress=log_progress("evaluating val", devices.main),
-            **inputs.val_options(),
-        )
+        images, precision = self.inputs.val, self.inputs.devices.precision
+        labels = images.source.labels
+        predictor = Predictor(self.model, labels, precision=precision)
+        predictions, skipped = predict_batches(predictor, images)
         reshard(self.model)
         if not len(predictions):
             raise VitrailError(NO_VAL_IMAGE)
         found = (predictions.guesses, predictions.targets, predictions.loss)
-        return summary(*found, len(val.labels)) | {"skipped": skipped}
+        return summary(*found, len(labels)) | {"skipped": skipped}
 
 
 def balanced_weights(source: Source) -> Float[Tensor, " classes"]:

@@ -15,12 +15,11 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitrail.console import log_progress
 from vitrail.data.augment import normalize
-from vitrail.data.loader import TrainingBatch, derive_seed
+from vitrail.data.draws import derive_seed, uniform
+from vitrail.data.loader import TrainingBatch
 from vitrail.devices import reshard
 from vitrail.errors import VitrailError
-from vitrail.evaluation.predictor import ImageBatches
 from vitrail.model.classifier import eval_mode
 from vitrail.model.vit import ViT, ViTArchitecture
 from vitrail.training.inputs import NO_VAL_IMAGE, ImageInputs
@@ -67,6 +66,7 @@ class MaskedPatches(Objective):
             mean, std = inputs.preprocessing.mean, inputs.preprocessing.std
         _check(a, target, len(mean))
         self.model, self.target, self.share, self.inputs = model, target, share, inputs
+        self.skipped = () if inputs is None else inputs.skipped
         self.patches = math.prod(a.grid)
         self.mask_token = nn.Parameter(torch.zeros(a.width))
         nn.init.normal_(self.mask_token, std=0.02)
@@ -116,14 +116,7 @@ class MaskedPatches(Objective):
 
     def validate(self) -> dict[str, Any]:
         """The loss on val; without labels there is no accuracy."""
-        devices, val = self.inputs.devices, self.inputs.data.part("val")
-        images = ImageBatches(
-            val,
-            self.inputs.preprocessing,
-            devices.device,
-            progress=log_progress("evaluating val", devices.main),
-            **self.inputs.val_options(),
-        )
+        devices, images = self.inputs.devices, self.inputs.val
         losses = torch.zeros(2, dtype=torch.float64)
         with eval_mode(self), torch.no_grad(), devices.autocast():
             for part in images:
@@ -137,7 +130,8 @@ class MaskedPatches(Objective):
         total, n = devices.total(losses).tolist()
         if not n:
             raise VitrailError(NO_VAL_IMAGE)
-        skipped = [(val.names[index], reason) for index, reason in images.skipped]
+        names = images.source.names
+        skipped = [(names[index], reason) for index, reason in images.skipped]
         return {"loss": total / n, "n": int(n), "skipped": skipped}
 
     @property
@@ -177,28 +171,8 @@ def _check(a: ViTArchitecture, target: Target, channels: int) -> None:
 
 
 def draw(seed: int, positions: Int[Tensor, " b"], patches: int) -> Float[Tensor, "b 3 n"]:
-    """Uniform noise for each image: which patches are corrupted, how, and what replaces them.
-
-    SplitMix64 of a counter (Steele et al. 2014) and no generator, so that the noise of an image
-    depends on the seed and its position alone, not on the batch, the process or the device.
-    """
-    counters = torch.arange(1, 3 * patches + 1, device=positions.device)
-    # Integers of 64 bits wrap around, as they should.
-    x = seed + (positions[:, None] * (3 * patches) + counters) * _signed(0x9E3779B97F4A7C15)
-    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
-    x = x ^ _shifted(x, 31)
-    return (_shifted(x, 40).float() / (1 << 24)).unflatten(1, (3, patches))
-
-
-def _signed(number: int) -> int:
-    """The 64 bits of a number as a signed one, the only kind that torch multiplies."""
-    return number - (1 << 64) if number >> 63 else number
-
-
-def _shifted(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
-    """To the right, with zeros coming in from the left."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    """Noise for each image: which patches are corrupted, how, and what replaces them."""
+    return uniform(seed, positions, 3 * patches).unflatten(1, (3, patches))
 
 
 def choose(noise: Float[Tensor, "b n"], share: float) -> Int[Tensor, "b m"]:

@@ -1,0 +1,334 @@
+"""Training images that are decoded only once: kept on the device, in memory or on disk.
+
+Where they are kept changes nothing about the pixels, which depend on the files and the settings.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from vitrail.console import Advance, byte_size
+from vitrail.data.batch_augment import BatchAugment, Boxes, Images
+from vitrail.data.contents import content_hashes
+from vitrail.data.dataset import Broken, Source, image_or_reason
+from vitrail.data.loader import Chunk, RankBatchSampler, TrainingBatch, decodable, read_all
+from vitrail.data.store import DecodedPart, read_decoded, write_decoded
+from vitrail.devices import Devices, available_memory
+from vitrail.errors import FailureError, VitrailError
+from vitrail.files import cache_folder
+
+Place = Literal["device", "memory", "disk"]
+
+_SAMPLE = 64
+"""Images that are decoded to estimate the size of all."""
+_SHARES = {"device": 0.3, "memory": 0.35, "disk": 0.5}
+"""The most that decoded images may take of what is free. Building a cache in memory takes twice its
+size for a moment."""
+_PIECE = 1 << 26
+"""Bytes that are copied to the device at a time."""
+_CUT_AT_ONCE = 1 << 27
+"""Pixels that are addressed at once on the device: an address takes eight bytes."""
+_GROUP_BYTES = 1 << 24
+_LARGEST_GROUP = 16
+"""Small images are augmented for up to 16 steps at a time: launching a kernel takes as long for one
+image as for a thousand."""
+
+
+@dataclass(frozen=True)
+class DecodedImages:
+    """The pixels of all training images, one after another."""
+
+    pixels: UInt8[Tensor, " bytes"]
+    """On the device or, where they do not fit there, in memory or mapped from a file."""
+    offsets: Int[np.ndarray, " n"]
+    shapes: Int[np.ndarray, "n 2"]
+    """Rows and columns."""
+    numbers: Int[np.ndarray, " n"]
+    """The image to use in the place of each: the next one where it cannot be decoded."""
+    channels: int
+    broken: Sequence[Broken] = ()
+
+    def cut(
+        self,
+        indices: Int[np.ndarray, " b"],
+        boxes: Boxes,
+        flips: Bool[np.ndarray, " b"],
+        device: torch.device,
+    ) -> Images:
+        """Parts of images, mirrored where requested, each at the top left of one as large as the
+        largest of them; black where a box reaches beyond its image."""
+        if not self.pixels.is_cuda:
+            cut = cut_boxes([self._pixels(index) for index in indices.tolist()], boxes, flips)
+            pinned = cut.pin_memory() if device.type == "cuda" else cut
+            return pinned.to(device, non_blocking=True).permute(0, 3, 1, 2)
+        rows, columns = boxes[:, 2:].max(0).tolist()
+        part = max(1, _CUT_AT_ONCE // (rows * columns * self.channels))
+        starts = range(0, len(indices), part)
+        slices = [slice(start, start + part) for start in starts]
+        size = (rows, columns)
+        return torch.cat([self._gather(indices[s], boxes[s], flips[s], size) for s in slices])
+
+    def _pixels(self, index: int) -> UInt8[np.ndarray, "y x c"]:
+        rows, columns = self.shapes[index].tolist()
+        start = int(self.offsets[index])
+        part = self.pixels[start : start + rows * columns * self.channels]
+        return part.numpy().reshape(rows, columns, self.channels)
+
+    def _gather(
+        self,
+        indices: Int[np.ndarray, " b"],
+        boxes: Boxes,
+        flips: Bool[np.ndarray, " b"],
+        size: tuple[int, int],
+    ) -> Images:
+        table = np.column_stack([self.offsets[indices], self.shapes[indices], boxes, flips])
+        columns = torch.from_numpy(table).to(self.pixels.device, non_blocking=True)[:, :, None]
+        start, height, width, top, left, _, wide, flip = columns.unbind(1)
+        y, x = (torch.arange(n, device=self.pixels.device) for n in size)
+        x = torch.where(flip > 0, wide - 1 - x, x) + left
+        y = top + y
+        inside = ((y >= 0) & (y < height))[:, None, :, None] & ((x >= 0) & (x < width))[
+            :, None, None
+        ]
+        y, x = y.clamp(min=0).minimum(height - 1), x.clamp(min=0).minimum(width - 1)
+        line = (start + y * width * self.channels)[:, None, :, None]
+        channel = torch.arange(self.channels, device=self.pixels.device)[:, None]
+        address = line + (x[:, None] * self.channels + channel)[:, :, None]
+        return self.pixels[address] * inside
+
+
+def cut_boxes(
+    images: Sequence[UInt8[np.ndarray, "_y _x c"]], boxes: Boxes, flips: Bool[np.ndarray, " b"]
+) -> UInt8[Tensor, "b y x c"]:
+    """`DecodedImages.cut` for single images in memory."""
+    rows, columns = boxes[:, 2:].max(0).tolist()
+    cut = np.zeros((len(images), rows, columns, images[0].shape[2]), dtype=np.uint8)
+    for target, image, box, flip in zip(cut, images, boxes.tolist(), flips, strict=True):
+        top, left, height, width = box
+        y, x = max(0, -top), max(0, -left)
+        part = image[max(0, top) : top + height, max(0, left) : left + width]
+        end = x + part.shape[1]
+        if flip:
+            part, x, end = part[:, ::-1], width - end, width - x
+        target[y : y + part.shape[0], x:end] = part
+    return torch.from_numpy(cut)
+
+
+# Decoding
+
+
+@dataclass(frozen=True)
+class CutImages(Dataset[Any]):
+    """Boxes of training images that are decoded every time, by chunks of (position, index)."""
+
+    source: Source
+    augment: BatchAugment
+
+    def __getitem__(self, index: tuple[int, int]) -> Any:
+        return self.__getitems__([index])
+
+    def __getitems__(self, chunk: list[tuple[int, int]]) -> Any:
+        found = [decodable(self.source, index) for _, index in chunk]
+        images = [self.augment.decoded(image) for image, _, _ in found]
+        positions = np.array([position for position, _ in chunk])
+        boxes = self.augment.boxes(positions, np.array([image.shape[:2] for image in images]))
+        cut = cut_boxes(images, boxes, self.augment.flips(positions))
+        numbers = [number for _, number, _ in found]
+        broken = [pair for _, _, pairs in found for pair in pairs]
+        return cut, torch.from_numpy(boxes), torch.from_numpy(positions), numbers, broken
+
+    def finish(self, chunk: Any, device: torch.device) -> Chunk:
+        """Augments a chunk on the device."""
+        cut, boxes, positions, numbers, broken = chunk
+        pixels = cut.to(device, non_blocking=True).permute(0, 3, 1, 2)
+        images = self.augment(pixels, boxes.numpy(), positions.numpy())
+        return images, torch.from_numpy(self.source.targets[numbers]), broken
+
+
+def decode_images(
+    source: Source,
+    augment: BatchAugment,
+    devices: Devices,
+    *,
+    place: Literal["auto", "device", "memory", "disk"],
+    workers: int,
+    progress: Advance | None = None,
+) -> tuple[DecodedImages, str] | None:
+    """Decodes every image once, and says where they are kept; None where they fit nowhere.
+
+    Several processes share a file on disk, which each of them copies to its device if it fits.
+    """
+    size = decoded_bytes(source, augment)
+    fits = {name: size <= _SHARES[name] * free for name, free in _free(devices).items()}
+    if place == "auto":
+        order = ("device", "memory", "disk") if devices.world == 1 else ("disk",)
+        place = next((name for name in order if fits[name]), "none")  # type: ignore[assignment]
+    elif not fits[place]:
+        raise VitrailError(
+            f"system.cache={place}: the decoded images take about {byte_size(size)}, more than "
+            f"{100 * _SHARES[place]:.0f}% of what is free; use system.cache=auto"
+        )
+    if place == "none":
+        return None
+    if place == "disk":
+        part = _on_disk(source, augment, devices, progress)
+    else:
+        part = _in_memory(source, augment, workers, progress)
+    pixels = torch.from_numpy(part.pixels)
+    if place == "device" or (place == "disk" and devices.world > 1 and fits["device"]):
+        pixels = _copied(pixels, devices.device)
+    images = _complete(source, part, pixels, augment.channels)
+    where = {
+        "device": f"{devices.device.type} memory",
+        "memory": "memory",
+        "disk": "the disk cache",
+    }
+    return (
+        images,
+        f"{len(part.shapes):,} decoded images, {byte_size(len(part.pixels))} in {where[place]}",
+    )
+
+
+def decoded_bytes(source: Source, augment: BatchAugment) -> int:
+    """The size of all decoded images, estimated from some of them unless they have one size."""
+    total = len(source.targets)
+    if min(augment.decoded_size):
+        return total * augment.channels * augment.decoded_size[0] * augment.decoded_size[1]
+    some = sorted(set(np.linspace(0, total - 1, min(_SAMPLE, total), dtype=int).tolist()))
+    images = [image_or_reason(source, index) for index in some]
+    sizes = [augment.decoded(image).size for image in images if not isinstance(image, str)]
+    return int(total * np.mean(sizes)) if sizes else 0
+
+
+def _free(devices: Devices) -> dict[str, float]:
+    """Bytes that are free on the device, in memory and on disk."""
+    device = devices.device
+    folder = cache_folder()
+    while not folder.exists():
+        folder = folder.parent
+    return {
+        "device": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0.0,
+        "memory": available_memory(),
+        "disk": shutil.disk_usage(folder).free,
+    }
+
+
+def _in_memory(
+    source: Source, augment: BatchAugment, workers: int, progress: Advance | None
+) -> DecodedPart:
+    found: dict[int, Any] = dict(
+        read_all(source, augment.decoded, workers=workers, progress=progress)
+    )
+    good = [index for index in sorted(found) if not isinstance(found[index], Broken)]
+    shapes = np.array([found[index].shape[:2] for index in good], dtype=np.int64).reshape(-1, 2)
+    pixels = [found.pop(index).reshape(-1) for index in good]
+    broken = [one for one in found.values() if isinstance(one, Broken)]
+    return DecodedPart(
+        pixels=np.concatenate(pixels) if pixels else np.zeros(0, dtype=np.uint8),
+        shapes=shapes,
+        indices=np.array(good, dtype=np.int64),
+        broken=broken,
+    )
+
+
+def _on_disk(
+    source: Source, augment: BatchAugment, devices: Devices, progress: Advance | None
+) -> DecodedPart:
+    """From the cache folder; written there by one process of each machine unless it is there."""
+    text = repr((augment.preprocessing, augment.augment.crop, list(source.names))).encode()
+    key = hashlib.blake2b(text + content_hashes(source).tobytes(), digest_size=16).hexdigest()
+    stem = cache_folder() / "decoded" / key
+    problem = {}
+    if devices.local_rank == 0 and read_decoded(stem, source, augment.channels) is None:
+        try:
+            write_decoded(source, stem, augment.decoded, progress)
+        except FailureError as error:
+            problem = {str(error): ""}
+    # The other processes wait here.
+    problems = devices.union(problem)
+    part = read_decoded(stem, source, augment.channels)
+    if part is None or problems:
+        why = "; ".join(problems) or f"{stem}.pixels cannot be read back"
+        raise FailureError(f"{why}; system.cache=none decodes images in every epoch instead")
+    return part
+
+
+def _copied(pixels: UInt8[Tensor, " bytes"], device: torch.device) -> UInt8[Tensor, " bytes"]:
+    """On the device; a mapped file is read in pieces."""
+    copy = torch.empty_like(pixels, device=device)
+    for target, piece in zip(copy.split(_PIECE), pixels.split(_PIECE), strict=True):
+        target.copy_(piece)
+    return copy
+
+
+def _complete(
+    source: Source, part: DecodedPart, pixels: UInt8[Tensor, " bytes"], channels: int
+) -> DecodedImages:
+    """With an entry for every image of the source: the next one's where one cannot be decoded."""
+    total = len(source.targets)
+    if not len(part.indices):
+        raise VitrailError(f"none of the {total} training images can be decoded")
+    following = np.searchsorted(part.indices, np.arange(total)) % len(part.indices)
+    lengths = part.shapes.prod(1) * channels
+    return DecodedImages(
+        pixels=pixels,
+        offsets=(np.cumsum(lengths) - lengths)[following],
+        shapes=part.shapes[following],
+        numbers=part.indices[following],
+        channels=channels,
+        broken=part.broken,
+    )
+
+
+# Batches
+
+
+def decoded_batches(
+    images: DecodedImages,
+    augment: BatchAugment,
+    targets: Int[np.ndarray, " n"],
+    sampler: RankBatchSampler,
+    device: torch.device,
+) -> Iterator[TrainingBatch]:
+    """Endless batches of augmented images on the device, from step `sampler.start` on."""
+    rows, columns = augment.preprocessing.size
+    batch = sampler.size * rows * columns * augment.channels
+    steps = max(1, min(_GROUP_BYTES // batch, _LARGEST_GROUP)) if images.pixels.is_cuda else 1
+    classes = torch.from_numpy(targets).to(device)
+
+    def cut(first: int) -> tuple[Images, Boxes, Int[np.ndarray, " b"], Int[np.ndarray, " b"]]:
+        positions = np.concatenate([sampler.positions(first + i) for i in range(steps)])
+        indices = sampler.order.indices(positions)
+        boxes = augment.boxes(positions, images.shapes[indices])
+        pixels = images.cut(indices, boxes, augment.flips(positions), device)
+        return pixels, boxes, positions, images.numbers[indices]
+
+    # In memory, the parts are copied by another thread; on the device, that is a matter of
+    # launching kernels, on this thread's stream.
+    with ThreadPoolExecutor(1) as pool:
+        ahead: Future[Any] | None = None
+        for first in count(sampler.start, steps):
+            if images.pixels.is_cuda:
+                pixels, boxes, positions, numbers = cut(first)
+            else:
+                pixels, boxes, positions, numbers = (ahead or pool.submit(cut, first)).result()
+                ahead = pool.submit(cut, first + steps)
+            augmented = augment(pixels, boxes, positions).chunk(steps)
+            labels = classes[torch.from_numpy(numbers).to(device, non_blocking=True)].chunk(steps)
+            for number in range(steps):
+                yield TrainingBatch(
+                    images=augmented[number],
+                    targets=labels[number],
+                    first=sampler.first(first + number),
+                    overlap=sampler.overlap,
+                )
