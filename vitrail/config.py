@@ -221,11 +221,15 @@ class System:
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the forward and backward passes; auto is bfloat16 on GPUs that support it,
     otherwise float32."""
+    kernels: Literal["auto", "fused", "plain"] = "auto"
+    """On an NVIDIA GPU in half precision: compute the encoder of a ViT with fused Triton kernels,
+    or with those of PyTorch (plain); auto uses the fused ones where they cover the model."""
     compile: bool = False
     """Compile the model with torch.compile."""
-    graphs: bool = False
-    """With system.compile on a CUDA device: record the model as CUDA graphs and replay them, which
-    avoids kernel launch overhead for small models."""
+    graphs: Literal["auto"] | bool = "auto"
+    """On a CUDA device: record the forward and backward pass as CUDA graphs and replay them, which
+    avoids the overhead of launching kernels. Without system.compile, this needs fused kernels, and
+    auto does so where they are used; with it, auto does not."""
     recompute: bool = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, about a
     third more compute."""

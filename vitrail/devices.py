@@ -266,6 +266,38 @@ def _determinism(enabled: bool) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+def graph_forward(model: nn.Module, batch: int) -> None:
+    """Records the forward and backward pass of training as CUDA graphs, at the first batch of the
+    given size: launching the kernels one by one takes longer than a small model computes."""
+    plain: Any = model.forward
+    graphed: Any = None
+
+    def forward(*inputs: Tensor) -> Tensor:
+        nonlocal graphed
+        # Gradients are written to the same memory every time, so they cannot be accumulated.
+        if not (model.training and torch.is_grad_enabled() and len(inputs[0]) == batch):
+            return plain(*inputs)
+        if graphed is None:
+            graphed = _recorded(model, plain, inputs)
+            model.forward = forward
+        return graphed(*inputs)
+
+    model.forward = forward
+
+
+def _recorded(model: nn.Module, plain: Any, inputs: tuple[Tensor, ...]) -> Any:
+    """The graphs, in the precision of the surrounding autocast."""
+    model.forward = plain
+    enabled, kind = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    state = torch.cuda.get_rng_state()
+    # Weights cast to half precision belong to the graphs, not to autocast's cache.
+    with torch.autocast("cuda", kind, enabled, cache_enabled=False):
+        torch.cuda.make_graphed_callables(model, tuple(x.detach().clone() for x in inputs))
+    # What the passes before the recording have drawn does not count.
+    torch.cuda.set_rng_state(state)
+    return model.forward
+
+
 def parallelize(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Devices) -> nn.Module:
     """The task on its device, replicated (DDP) or sharded (FSDP2)."""
     if where.world == 1:

@@ -136,7 +136,7 @@ def record(
         torch.set_grad_enabled(gradient),
     ):
         with _inputs_of(modules) as inputs, _inputs_of(projections) as head_outputs:
-            tokens = model.tokens(image.detach().requires_grad_(gradient))
+            tokens = model.unfused().tokens(image.detach().requires_grad_(gradient))
             features = model.pool_tokens(tokens)
             logits = None if model.head is None else model.head(features)
         output_grads: Sequence[Tensor] = ()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -48,6 +49,8 @@ class Classifier(nn.Module):
     """The data it was trained on, and how much of it was held out; empty if unknown."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations."""
+    fused: bool = False
+    """Use the kernels of `vitrail.model.kernels`, which do not call the blocks one by one."""
 
     def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
         features = self.features(images)
@@ -80,6 +83,17 @@ class Classifier(nn.Module):
             x = checkpoint(block, x, use_reentrant=False)
         return x
 
+    def fuse(self, precision: torch.dtype | None = None) -> bool:
+        """Use fused kernels, if there are any for this model, its device and the precision of
+        autocast; returns whether it does."""
+        return False
+
+    def unfused(self) -> "Classifier":
+        """The same weights and modules, each of which is called: hooks need that."""
+        model = copy(self)
+        model.fused = False
+        return model
+
     def intermediates(
         self, images: Float[Tensor, "b c y x"], names: Sequence[str]
     ) -> dict[str, Tensor]:
@@ -95,7 +109,7 @@ class Classifier(nn.Module):
                 if name not in modules:
                     raise VitrailError(f"no module named '{name}'{did_you_mean(name, modules)}")
                 hooks.enter_context(modules[name].register_forward_hook(keep(name)))
-            self(images)
+            self.unfused()(images)
         for name in names:
             if name not in outputs:
                 raise VitrailError(f"'{name}' has no output of its own; name one of its parts")
@@ -123,7 +137,7 @@ class Classifier(nn.Module):
                 if not -len(modules) <= layer < len(modules):
                     raise VitrailError(f"no attention layer {layer}: there are {len(modules)}")
                 hooks.enter_context(modules[layer].register_forward_pre_hook(keep(layer)))
-            self.features(images)
+            self.unfused().features(images)
         return weights
 
     def replace_head(self, classes: int, bias: float = 0.0) -> None:

@@ -9,6 +9,7 @@ Weights are initialized as in the reference, in JAX; torch's defaults differ in 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -342,7 +343,12 @@ class ViT(Classifier):
         x = images
         if self.backbone is not None:
             x = self.run(self.backbone, x)
-        x = self.embedding(x)
+        if self.fused:
+            from vitrail.model import kernels
+
+            x = kernels.embed(x, self.embedding)
+        else:
+            x = self.embedding(x)
         grid = (x.shape[-2], x.shape[-1])
         x = rearrange(x, "b d y x -> b (y x) d")
         if corrupt is not None:
@@ -357,6 +363,10 @@ class ViT(Classifier):
         """The sequence after every block (Eq. 2 and 3), with positions added again in some models
         (Table 8)."""
         a = self.architecture
+        if self.fused:
+            from vitrail.model import kernels
+
+            return kernels.encode(x, list(self.blocks))
         if a.axial:
             x = rearrange(x, "b (y x) d -> b y x d", y=grid[0])
         for i, block in enumerate(self.blocks):
@@ -382,6 +392,17 @@ class ViT(Classifier):
 
     def attention_layers(self) -> list[nn.Module]:
         return [block.attention for block in self.blocks]  # type: ignore[misc]
+
+    def fuse(self, precision: torch.dtype | None = None) -> bool:
+        weights = self.class_token if self.class_token is not None else self.embedding.weight
+        half = (precision or weights.dtype) in (torch.bfloat16, torch.float16)
+        if half and weights.is_cuda and find_spec("triton") is not None:
+            from vitrail.model import kernels
+
+            capable = torch.cuda.get_device_capability(weights.device) >= kernels.CAPABILITY
+            covered = kernels.supports(self.architecture) and not self.activation_checkpointing
+            self.fused = capable and covered
+        return self.fused
 
     def replace_head(self, classes: int, bias: float = 0.0) -> None:
         """Replace the pre-training head, with its hidden layer, by a zero linear one."""

@@ -20,7 +20,14 @@ from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Splits, subset
 from vitrail.data.draws import derive_seed
 from vitrail.data.opening import open_run_data
-from vitrail.devices import Devices, choose_device, out_of_memory_error, parallelize, setup_devices
+from vitrail.devices import (
+    Devices,
+    choose_device,
+    graph_forward,
+    out_of_memory_error,
+    parallelize,
+    setup_devices,
+)
 from vitrail.errors import VitrailError, one_line, out_of_memory
 from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.features import existing_cache, open_cache
@@ -242,9 +249,12 @@ def _train_state(config: Config, objective: Objective, devices: Devices) -> Trai
     """The objective on the devices, its optimizer and its EMA."""
     train, system = config.train, config.system
     wrapped = parallelize(objective, system.parallel, devices)
+    fused = not train.freeze and _fuse(objective.model, config, devices)
     if system.compile and not train.freeze:
-        graphs = system.graphs and devices.device.type == "cuda"
+        graphs = system.graphs is True and devices.device.type == "cuda"
         objective.compiled.compile(mode="reduce-overhead" if graphs else None)
+    elif fused and system.graphs and devices.world == 1:
+        graph_forward(objective.compiled, train.batch)
     float16 = devices.precision is torch.float16 and devices.device.type == "cuda"
     return TrainState(
         wrapped=wrapped,
@@ -252,6 +262,19 @@ def _train_state(config: Config, objective: Objective, devices: Devices) -> Trai
         optimizer=build_optimizer(objective, config.optim, devices.device),
         scaler=torch.amp.GradScaler(devices.device.type, enabled=float16),
     )
+
+
+def _fuse(model: Classifier, config: Config, devices: Devices) -> bool:
+    """Whether the model is trained with fused kernels."""
+    system = config.system
+    sharded = devices.world > 1 and system.parallel == "fsdp"
+    fused = system.kernels != "plain" and not sharded and model.fuse(devices.precision)
+    if system.kernels == "fused" and not fused:
+        raise VitrailError(
+            "system.kernels=fused needs an NVIDIA GPU, half precision, and a ViT without dropout, "
+            "LayerScale, relative positions or system.recompute; use system.kernels=auto"
+        )
+    return fused
 
 
 def _resume(state: TrainState, run: Run, devices: Devices) -> None:

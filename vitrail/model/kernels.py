@@ -1,0 +1,522 @@
+"""The encoder of a ViT on an NVIDIA GPU: Triton kernels that read and write each tensor once.
+
+`encode` computes what `ViT.encode` does, in the precision of autocast, which the residual stream has
+as well. Matrix products stay with PyTorch. Three kinds of steps are fused between them: attention,
+GELU, and a residual sum with the normalization after it. Each backward kernel also sums the gradient
+of the bias that was added before it, while it passes by.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.library import custom_op
+
+CAPABILITY = (8, 0)
+"""Ampere, the first with bfloat16."""
+_MAX_TOKENS = 256
+"""Keys and values of a longer sequence do not fit into one multiprocessor."""
+_HEAD_WIDTHS = (16, 32, 64)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+def supports(a: Any) -> bool:
+    """Whether `encode` covers an architecture."""
+    return not (a.axial or a.layer_scale or a.dropout or a.positions == "relative") and (
+        a.injection == "stem" and a.width <= 4096
+    )
+
+
+def encode(x: Float[Tensor, "b n d"], blocks: Sequence[Any]) -> Float[Tensor, "b n d"]:
+    """The sequence after every block."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    first, *others = blocks
+    h = first.norm1(x)
+    float8 = hasattr(first.attention.qkv, "weight8")
+    h = h.to(torch.float8_e4m3fn) if float8 else h
+    for block, following in zip(blocks, [*others, None], strict=True):
+        y, bias = _attend(h, block.attention)
+        x, h = _add_norm(x, y, bias, block.norm2, block.drop_path, float8)
+        y, bias = _expand(h, block.mlp)
+        if following is not None:
+            x, h = _add_norm(x, y, bias, following.norm1, block.drop_path, float8)
+    # Adds zeros, for the gradient of the last bias.
+    return x + block.drop_path(y + (bias - bias.detach()).to(y.dtype))
+
+
+def embed(images: Float[Tensor, "b c y x"], layer: nn.Conv2d) -> Float[Tensor, "b d y x"]:
+    """A convolution of patches as one matrix product."""
+    height, width = layer.kernel_size
+    rows, columns = images.shape[-2] // height, images.shape[-1] // width
+    cut = images[..., : rows * height, : columns * width]
+    if torch.is_autocast_enabled(images.device.type):
+        cut = cut.to(torch.get_autocast_dtype(images.device.type))
+    patches = rearrange(cut, "b c (y p) (x q) -> b y x (c p q)", p=height, q=width)
+    return F.linear(patches, layer.weight.flatten(1), layer.bias).permute(0, 3, 1, 2)
+
+
+def quantize(blocks: Sequence[Any]) -> None:
+    """Gives the linear layers weights of 8 bits, for inference.
+
+    Activations are of the order of one and need no scale: the type holds numbers from 1/512 to 448.
+    """
+    for block in blocks:
+        attention, mlp = block.attention, block.mlp
+        for layer in (attention.qkv, attention.out, mlp.fc1, mlp.fc2):
+            weight = layer.weight.detach().float()
+            scale = weight.abs().max() / 448
+            layer.register_buffer("weight8", (weight / scale).to(torch.float8_e4m3fn), False)
+            layer.register_buffer("scale8", scale, False)
+            layer.register_buffer("one", torch.ones_like(scale), False)
+            layer.register_buffer("bias16", layer.bias.detach().bfloat16(), False)
+
+
+def _linear(x: Tensor, layer: Any) -> Tensor:
+    """With its bias, whose gradient comes from the kernel that follows."""
+    if x.dtype != torch.float8_e4m3fn:
+        return F.linear(x, layer.weight, layer.bias.detach())
+    y = torch._scaled_mm(
+        x.flatten(0, -2), layer.weight8.T, layer.one, layer.scale8, layer.bias16,
+        out_dtype=torch.bfloat16, use_fast_accum=True,
+    )  # fmt: skip
+    return y.unflatten(0, x.shape[:-1])
+
+
+def _attend(h: Float[Tensor, "b n d"], attention: Any) -> tuple[Float[Tensor, "b n d"], Tensor]:
+    width = attention.out.in_features // attention.heads
+    if h.shape[1] <= _MAX_TOKENS and width in _HEAD_WIDTHS:
+        layer = attention.qkv
+        float8 = h.dtype == torch.float8_e4m3fn
+        y = _attention(_linear(h, layer), layer.bias, attention.heads, float8)[0]
+    else:
+        y = F.scaled_dot_product_attention(*attention.split(h)).transpose(1, 2).flatten(2)
+    return _linear(y, attention.out), attention.out.bias
+
+
+def _expand(h: Float[Tensor, "b n d"], mlp: Any) -> tuple[Float[Tensor, "b n d"], Tensor]:
+    fc1, fc2, approximate = mlp.fc1, mlp.fc2, mlp.activation.approximate
+    if torch.is_grad_enabled():
+        x = _linear(h, fc1)
+        weight, bias = fc2.weight.to(x.dtype), fc2.bias.detach().to(x.dtype)
+        return _gelu_linear(x, fc1.bias, weight, bias, approximate), fc2.bias
+    if approximate == "tanh" and h.dtype != torch.float8_e4m3fn:
+        # cuBLAS has this GELU in its matrix product, without what a backward pass needs.
+        weight, bias = fc1.weight.to(h.dtype).T, fc1.bias.to(h.dtype)
+        y = torch._addmm_activation(bias, h.flatten(0, -2), weight, use_gelu=True)
+        return _linear(y.unflatten(0, h.shape[:-1]), fc2), fc2.bias
+    y = _gelu(_linear(h, fc1), approximate, h.dtype == torch.float8_e4m3fn)
+    return _linear(y, fc2), fc2.bias
+
+
+# A residual sum and the normalization after it.
+
+
+def _add_norm(
+    x: Float[Tensor, "b n d"], y: Float[Tensor, "b n d"], bias: Tensor, norm: nn.LayerNorm,
+    drop_path: Any, float8: bool,
+) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:  # fmt: skip
+    """x + y, with some images' y dropped, and its normalization; `bias` is already in y."""
+    scale, rate = None, getattr(drop_path, "p", 0.0)
+    if rate and drop_path.training:
+        scale = torch.empty(len(x), device=x.device).bernoulli_(1 - rate).div_(1 - rate)
+    total, h, _ = _sum_norm(x, y, scale, bias, norm.weight, norm.bias, norm.eps, float8)
+    return total, h
+
+
+@triton.jit
+def _sum_norm_kernel(
+    x, y, scale, gamma, beta, total, h, stats, rows, tokens, eps,
+    width: tl.constexpr, block: tl.constexpr, height: tl.constexpr, scaled: tl.constexpr,
+):  # fmt: skip
+    r = tl.program_id(0) * height + tl.arange(0, height)[:, None]
+    d = tl.arange(0, block)
+    inside = (r < rows) & (d < width)
+    at = r.to(tl.int64) * width + d
+    change = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    if scaled:
+        change *= tl.load(scale + r // tokens, mask=r < rows, other=0.0)
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + change
+    value = value.to(x.dtype.element_ty)
+    tl.store(total + at, value, mask=inside)
+    value = value.to(tl.float32)
+    mean = tl.sum(value, 1, keep_dims=True) / width
+    centered = tl.where(d < width, value - mean, 0.0)
+    inverse = tl.rsqrt(tl.sum(centered * centered, 1, keep_dims=True) / width + eps)
+    weight = tl.load(gamma + d, mask=d < width, other=0.0).to(tl.float32)
+    offset = tl.load(beta + d, mask=d < width, other=0.0).to(tl.float32)
+    y = centered * inverse * weight + offset
+    tl.store(h + at, y.to(h.dtype.element_ty), mask=inside)
+    tl.store(stats + r, mean, mask=r < rows)
+    tl.store(stats + rows + r, inverse, mask=r < rows)
+
+
+@triton.jit
+def _sum_norm_gradient_kernel(
+    total, stats, gamma, scale, grad_total, grad_h, grad_x, grad_y, partial, rows, tokens,
+    width: tl.constexpr, block: tl.constexpr, height: tl.constexpr, scaled: tl.constexpr,
+):  # fmt: skip
+    """Each program sums the gradients of bias, gamma and beta over its rows."""
+    d = tl.arange(0, block)[None, :]
+    weight = tl.load(gamma + d, mask=d < width, other=0.0).to(tl.float32)
+    for_bias = tl.zeros((height, block), tl.float32)
+    for_gamma = tl.zeros((height, block), tl.float32)
+    for_beta = tl.zeros((height, block), tl.float32)
+    for start in range(tl.program_id(0) * height, rows, tl.num_programs(0) * height):
+        r = start + tl.arange(0, height)[:, None]
+        inside = (r < rows) & (d < width)
+        at = r.to(tl.int64) * width + d
+        mean = tl.load(stats + r, mask=r < rows, other=0.0)
+        inverse = tl.load(stats + rows + r, mask=r < rows, other=0.0)
+        value = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_h + at, mask=inside, other=0.0).to(tl.float32)
+        normed = tl.where(d < width, (value - mean) * inverse, 0.0)
+        weighted = grad * weight
+        along = tl.sum(normed * weighted, 1, keep_dims=True) / width
+        offset = tl.sum(weighted, 1, keep_dims=True) / width
+        change = (weighted - normed * along - offset) * inverse
+        change += tl.load(grad_total + at, mask=inside, other=0.0).to(tl.float32)
+        change = tl.where(inside, change, 0.0)
+        tl.store(grad_x + at, change.to(total.dtype.element_ty), mask=inside)
+        if scaled:
+            change *= tl.load(scale + r // tokens, mask=r < rows, other=0.0)
+            tl.store(grad_y + at, change.to(total.dtype.element_ty), mask=inside)
+        for_bias += change
+        for_gamma += grad * normed
+        for_beta += grad
+    sums = partial + tl.program_id(0) * 3 * width + tl.arange(0, block)
+    here = tl.arange(0, block) < width
+    tl.store(sums, tl.sum(for_bias, 0), mask=here)
+    tl.store(sums + width, tl.sum(for_gamma, 0), mask=here)
+    tl.store(sums + 2 * width, tl.sum(for_beta, 0), mask=here)
+
+
+@custom_op("vitrail::sum_norm", mutates_args=())
+def _sum_norm(
+    x: Tensor, y: Tensor, scale: Tensor | None, bias: Tensor, gamma: Tensor, beta: Tensor,
+    eps: float, float8: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The sum, its normalization, and mean and inverse deviation of each row."""
+    rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    total, h = torch.empty_like(x), _empty(x, float8)
+    stats = torch.empty(2, rows, device=x.device)
+    height = 4
+    _sum_norm_kernel[(triton.cdiv(rows, height),)](
+        x, y, scale, gamma, beta, total, h, stats, rows, x.shape[1], eps,
+        width, triton.next_power_of_2(width), height, scale is not None,
+    )  # fmt: skip
+    return total, h, stats
+
+
+@_sum_norm.register_fake
+def _(x, y, scale, bias, gamma, beta, eps, float8):
+    return torch.empty_like(x), _empty(x, float8), x.new_empty(
+        2, x.numel() // x.shape[-1], dtype=torch.float32
+    )
+
+
+@custom_op("vitrail::sum_norm_gradient", mutates_args=())
+def _sum_norm_gradient(
+    total: Tensor, stats: Tensor, gamma: Tensor, scale: Tensor | None, grad_total: Tensor,
+    grad_h: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of x, of y where it is scaled, and of bias, gamma and beta."""
+    rows, width = stats.shape[1], total.shape[-1]
+    grad_x = torch.empty_like(total)
+    grad_y = torch.empty_like(total) if scale is not None else total.new_empty(0)
+    block = triton.next_power_of_2(width)
+    # One warp for one row of up to 1,024 numbers: sums along rows then need no barrier.
+    warps, height = max(1, block // 1024), max(1, min(2, 512 // block))
+    programs = _programs(total, 16 if block < 1024 else 8, rows)
+    partial = torch.empty(programs, 3, width, device=total.device)
+    _sum_norm_gradient_kernel[(programs,)](
+        total, stats, gamma, scale, grad_total, grad_h, grad_x, grad_y, partial, rows,
+        total.shape[1], width, block, height, scale is not None, num_warps=warps,
+    )  # fmt: skip
+    return grad_x, grad_y, partial.sum(0)
+
+
+@_sum_norm_gradient.register_fake
+def _(total, stats, gamma, scale, grad_total, grad_h):
+    grad_y = torch.empty_like(total) if scale is not None else total.new_empty(0)
+    sums = total.new_empty(3, total.shape[-1], dtype=torch.float32)
+    return torch.empty_like(total), grad_y, sums
+
+
+def _save_sum_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(output[0], output[2], inputs[4], inputs[2])
+
+
+def _sum_norm_backward(ctx: Any, grad_total: Tensor, grad_h: Tensor, _: Any) -> Any:
+    total, stats, gamma, scale = ctx.saved_tensors
+    grad_x, grad_y, sums = _sum_norm_gradient(
+        total, stats, gamma, scale, grad_total.contiguous(), grad_h.contiguous()
+    )
+    bias, for_gamma, for_beta = sums.unbind(0)
+    grad_y = grad_x if scale is None else grad_y
+    return grad_x, grad_y, None, bias, for_gamma, for_beta, None, None
+
+
+_sum_norm.register_autograd(_sum_norm_backward, setup_context=_save_sum_norm)
+
+
+def _empty(like: Tensor, float8: bool) -> Tensor:
+    """Contiguous, of the same shape."""
+    return like.new_empty(like.shape, dtype=torch.float8_e4m3fn if float8 else like.dtype)
+
+
+def _programs(x: Tensor, each: int, most: int) -> int:
+    """As many as run at the same time, a few on each multiprocessor."""
+    count = torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+    return min(each * count, most)
+
+
+# GELU and the linear layer after it.
+
+
+@triton.jit
+def _gelu_parts(x, tanh: tl.constexpr):
+    """GELU is x · share; its derivative is share + x · slope."""
+    if tanh:
+        inner = 1.5957691216057308 * x * (1 + 0.044715 * x * x)
+        share = tl.sigmoid(inner)
+        slope = share * (1 - share) * 1.5957691216057308 * (1 + 3 * 0.044715 * x * x)
+    else:
+        # The error function to 1.5e-7 (Abramowitz and Stegun 7.1.26); both need the exponential.
+        density = tl.exp2(-0.5 * 1.4426950408889634 * x * x)
+        t = 1 / (1 + 0.3275911 * 0.7071067811865476 * tl.abs(x))
+        tail = ((1.061405429 * t - 1.453152027) * t + 1.421413741) * t
+        half = 0.5 * ((tail - 0.284496736) * t + 0.254829592) * t * density
+        share = tl.where(x < 0, half, 1 - half)
+        slope = 0.3989422804014327 * density
+    return share, slope
+
+
+@triton.jit
+def _gelu_kernel(x, y, size, tanh: tl.constexpr, block: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
+    share, _ = _gelu_parts(value, tanh)
+    tl.store(y + at, (value * share).to(y.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def _gelu_gradient_kernel(
+    x, grad_y, y, grad_x, partial, rows, width,
+    tanh: tl.constexpr, height: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Also computes GELU again, and each program's sum of the gradient over its rows."""
+    d = tl.program_id(1) * block + tl.arange(0, block)
+    sums = tl.zeros((height, block), tl.float32)
+    for start in range(tl.program_id(0) * height, rows, tl.num_programs(0) * height):
+        r = start + tl.arange(0, height)[:, None]
+        inside = (r < rows) & (d < width)
+        at = r.to(tl.int64) * width + d
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_y + at, mask=inside, other=0.0).to(tl.float32)
+        share, slope = _gelu_parts(value, tanh)
+        tl.store(y + at, (value * share).to(x.dtype.element_ty), mask=inside)
+        grad *= share + value * slope
+        tl.store(grad_x + at, grad.to(x.dtype.element_ty), mask=inside)
+        sums += grad
+    tl.store(partial + tl.program_id(0) * width + d, tl.sum(sums, 0), mask=d < width)
+
+
+@custom_op("vitrail::gelu_linear", mutates_args=())
+def _gelu_linear(
+    x: Tensor, x_bias: Tensor, weight: Tensor, bias: Tensor, approximate: str
+) -> Tensor:
+    """Keeps x alone: its GELU is computed again in the backward pass."""
+    return F.linear(_gelu(x, approximate, False), weight, bias)
+
+
+@custom_op("vitrail::gelu", mutates_args=())
+def _gelu(x: Tensor, approximate: str, float8: bool) -> Tensor:
+    y, block = _empty(x, float8), 2048
+    _gelu_kernel[(triton.cdiv(x.numel(), block),)](
+        x, y, x.numel(), approximate == "tanh", block, num_warps=4
+    )
+    return y
+
+
+@_gelu.register_fake
+def _(x, approximate, float8):
+    return _empty(x, float8)
+
+
+@_gelu_linear.register_fake
+def _(x, x_bias, weight, bias, approximate):
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
+@custom_op("vitrail::gelu_gradient", mutates_args=())
+def _gelu_gradient(
+    x: Tensor, grad_y: Tensor, approximate: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """GELU, the gradient of x, and that of the bias in it."""
+    rows, width, block = x.numel() // x.shape[-1], x.shape[-1], 256
+    columns = triton.cdiv(width, block)
+    programs = max(1, _programs(x, 8, rows) // columns)
+    y, grad_x = torch.empty_like(x), torch.empty_like(x)
+    partial = torch.empty(programs, width, device=x.device)
+    _gelu_gradient_kernel[(programs, columns)](
+        x, grad_y, y, grad_x, partial, rows, width, approximate == "tanh", 8, block
+    )
+    return y, grad_x, partial.sum(0)
+
+
+@_gelu_gradient.register_fake
+def _(x, grad_y, approximate):
+    return torch.empty_like(x), torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)
+
+
+def _save_gelu_linear(ctx: Any, inputs: Any, output: Any) -> None:
+    x, _, weight, _, ctx.approximate = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _gelu_linear_backward(ctx: Any, grad: Tensor) -> Any:
+    x, weight = ctx.saved_tensors
+    y, grad_x, sums = _gelu_gradient(x, grad @ weight, ctx.approximate)
+    grad_weight = grad.flatten(0, -2).T @ y.flatten(0, -2)
+    return grad_x, sums, grad_weight, None, None
+
+
+_gelu_linear.register_autograd(_gelu_linear_backward, setup_context=_save_gelu_linear)
+
+
+# Attention.
+
+
+@triton.jit
+def _attention_kernel(
+    qkv, out, lse, scale, tokens,
+    heads: tl.constexpr, head_width: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
+    """One head of one image: its keys and values stay on the chip while the queries pass by."""
+    head = tl.program_id(0).to(tl.int64)
+    width: tl.constexpr = heads * head_width
+    qkv += head // heads * tokens * 3 * width + head % heads * head_width
+    out += head // heads * tokens * width + head % heads * head_width
+    n, d = tl.arange(0, keys), tl.arange(0, head_width)
+    at = n[:, None] * 3 * width + d
+    k = tl.load(qkv + width + at, mask=n[:, None] < tokens, other=0.0)
+    v = tl.load(qkv + 2 * width + at, mask=n[:, None] < tokens, other=0.0)
+    for start in range(tl.program_id(1) * rows, tokens, rows * tl.num_programs(1)):
+        m = start + tl.arange(0, rows)
+        inside = m[:, None] < tokens
+        q = tl.load(qkv + m[:, None] * 3 * width + d, mask=inside, other=0.0)
+        logits = tl.dot(q, tl.trans(k)) * scale
+        logits = tl.where(n < tokens, logits, float("-inf"))
+        top = tl.max(logits, 1)
+        weights = tl.exp2(logits - top[:, None])
+        total = tl.sum(weights, 1)
+        y = tl.dot(weights.to(v.dtype), v) / total[:, None]
+        tl.store(out + m[:, None] * width + d, y.to(out.dtype.element_ty), mask=inside)
+        tl.store(lse + head * tokens + m, top + tl.log2(total), mask=m < tokens)
+
+
+@triton.jit
+def _attention_gradient_kernel(
+    qkv, out, lse, grad, grad_qkv, partial, scale, tokens,
+    heads: tl.constexpr, head_width: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+):  # fmt: skip
+    """One head of one image. The weights are transposed, keys by queries, so that the products that
+    sum over queries take them from registers."""
+    head = tl.program_id(0).to(tl.int64)
+    width: tl.constexpr = heads * head_width
+    first = head // heads * tokens * width + head % heads * head_width
+    qkv += first + head // heads * tokens * 2 * width
+    grad_qkv += first + head // heads * tokens * 2 * width
+    n, d = tl.arange(0, keys), tl.arange(0, head_width)
+    at = n[:, None] * 3 * width + d
+    known = n[:, None] < tokens
+    k = tl.load(qkv + width + at, mask=known, other=0.0)
+    v = tl.load(qkv + 2 * width + at, mask=known, other=0.0)
+    grad_k = tl.zeros((keys, head_width), tl.float32)
+    grad_v = tl.zeros((keys, head_width), tl.float32)
+    sum_q = tl.zeros((head_width, rows), tl.float32)
+    for start in range(0, tokens, rows):
+        m = start + tl.arange(0, rows)
+        inside = m[:, None] < tokens
+        q = tl.load(qkv + m[:, None] * 3 * width + d, mask=inside, other=0.0)
+        y = tl.load(out + first + m[:, None] * width + d, mask=inside, other=0.0)
+        dy = tl.load(grad + first + m[:, None] * width + d, mask=inside, other=0.0)
+        norm = tl.load(lse + head * tokens + m, mask=m < tokens, other=0.0)
+        mean = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
+        weights = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * _LOG2_E) - norm)
+        weights = tl.where(known, weights, 0.0)
+        grad_v += tl.dot(weights.to(v.dtype), dy)
+        change = (weights * (tl.dot(v, tl.trans(dy)) - mean)).to(v.dtype)
+        grad_k += tl.dot(change, q)
+        grad_q = tl.dot(tl.trans(k), change) * scale
+        sum_q += grad_q
+        place = grad_qkv + m[None, :] * 3 * width + d[:, None]
+        tl.store(place, grad_q.to(v.dtype), mask=m[None, :] < tokens)
+    grad_k *= scale
+    tl.store(grad_qkv + width + at, grad_k.to(v.dtype), mask=known)
+    tl.store(grad_qkv + 2 * width + at, grad_v.to(v.dtype), mask=known)
+    partial += head // heads * 3 * width + head % heads * head_width + d
+    tl.store(partial, tl.sum(sum_q, 1))
+    tl.store(partial + width, tl.sum(grad_k, 0))
+    tl.store(partial + 2 * width, tl.sum(grad_v, 0))
+
+
+@custom_op("vitrail::attention", mutates_args=())
+def _attention(qkv: Tensor, bias: Tensor, heads: int, float8: bool) -> tuple[Tensor, Tensor]:
+    """Of query, key and value side by side; and the base-2 logarithm of each row's divisor."""
+    b, n, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    out = _empty(qkv[..., :width], float8)
+    lse = torch.empty(b, heads, n, device=qkv.device)
+    rows = 64
+    # With few heads, several programs share one.
+    programs = (b * heads, 1 if b * heads >= 512 else triton.cdiv(n, rows))
+    _attention_kernel[programs](
+        qkv, out, lse, _LOG2_E.value * (width // heads) ** -0.5, n, heads, width // heads, rows,
+        max(16, triton.next_power_of_2(n)), num_warps=4,
+    )  # fmt: skip
+    return out, lse
+
+
+@_attention.register_fake
+def _(qkv, bias, heads, float8):
+    b, n, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    return _empty(qkv[..., :width], float8), qkv.new_empty(b, heads, n, dtype=torch.float32)
+
+
+@custom_op("vitrail::attention_gradient", mutates_args=())
+def _attention_gradient(
+    qkv: Tensor, out: Tensor, lse: Tensor, grad: Tensor, heads: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of qkv and of the bias in it."""
+    b, n, width = out.shape
+    grad_qkv = torch.empty_like(qkv)
+    partial = torch.empty(b, 3 * width, device=qkv.device)
+    _attention_gradient_kernel[(b * heads,)](
+        qkv, out, lse, grad, grad_qkv, partial, (width // heads) ** -0.5, n, heads,
+        width // heads, 32, max(16, triton.next_power_of_2(n)), num_warps=8, num_stages=2,
+    )  # fmt: skip
+    return grad_qkv, partial.sum(0)
+
+
+@_attention_gradient.register_fake
+def _(qkv, out, lse, grad, heads):
+    return torch.empty_like(qkv), qkv.new_empty(qkv.shape[-1], dtype=torch.float32)
+
+
+def _save_attention(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(inputs[0], *output)
+    ctx.heads = inputs[2]
+
+
+def _attention_backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+    return *_attention_gradient(*ctx.saved_tensors, grad.contiguous(), ctx.heads), None, None
+
+
+_attention.register_autograd(_attention_backward, setup_context=_save_attention)
