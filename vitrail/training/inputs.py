@@ -59,10 +59,12 @@ class ImageInputs:
         config, devices, images = self.config, self.devices, len(source.targets)
         seen = config.train.steps * config.train.batch or config.train.epochs * images
         place = config.system.cache
-        # A single pass would gain nothing.
-        once = place == "auto" and 0 < seen < 2 * images
-        if self.augment is None or place == "none" or once:
+        if self.augment is None:
+            if place not in ("auto", "none"):
+                say(f"cache    none: system.cache={place} needs system.augment=device")
             return None
+        if place == "auto" and 0 < seen < 2 * images:
+            place = "none"  # a single pass would gain nothing
         workers = decoding_workers(config, devices) if images >= _MANY else 0
         began = time.perf_counter()
         with count_progress("decoding train", devices.main) as advance:
@@ -70,9 +72,11 @@ class ImageInputs:
                 source, self.augment, devices, place=place, workers=workers, progress=advance
             )
         if decoded is None:
-            say("cache    none: the decoded images fit neither into memory nor on disk")
+            if place != "none" and devices.main:
+                say("cache    none: the decoded images fit neither into memory nor on disk")
             return None
-        say(f"cache    {decoded[1]}, in {duration(time.perf_counter() - began)}")
+        if devices.main:
+            say(f"cache    {decoded[1]}, in {duration(time.perf_counter() - began)}")
         return decoded[0]
 
     @property
@@ -124,6 +128,11 @@ def augments_on_device(config: Config, preprocessing: Preprocessing, devices: De
     where = config.system.augment
     # Without antialiasing, torch has another bicubic kernel than Pillow.
     other_kernel = preprocessing.interpolation == "bicubic" and not preprocessing.antialias
+    if where == "device" and devices.device.type not in ("cuda", "cpu"):
+        raise VitrailError(
+            f"system.augment=device cannot use {devices.device.type}, which has no float64; "
+            "use system.augment=cpu"
+        )
     if where == "device" and other_kernel:
         raise VitrailError(
             "system.augment=device cannot resize bicubic without antialiasing, as model.init does; "
