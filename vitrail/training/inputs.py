@@ -106,9 +106,14 @@ class ImageInputs:
             dataset = Augmented(source, transform, self.config.seed)
         return prepared_ahead(training_batches(dataset, sampler, device=device, **options), device)
 
-    @cached_property
+    @property
     def val(self) -> ImageBatches:
-        """The images of val, for every validation of the run."""
+        """The images of val, read by the same processes in every validation of the run."""
+        self._val.progress = log_progress("evaluating val", self.devices.main)
+        return self._val
+
+    @cached_property
+    def _val(self) -> ImageBatches:
         batch = evaluation_batch(self.config, self.devices)
         source = self.data.part("val")
         # Processes take longer to start than a few batches take to decode.
@@ -119,7 +124,6 @@ class ImageInputs:
             self.devices.device,
             batch=batch,
             workers=min(decoding_workers(self.config, self.devices), few),
-            progress=log_progress("evaluating val", self.devices.main),
         )
 
 
