@@ -79,7 +79,7 @@ def vitrail(tree: Path, cache: Path, *words: str) -> str:
 
 def numbers(text: str) -> list[Any]:
     """The events of a run without what depends on the clock."""
-    clocks = ("seconds", "images_per_second", "mfu", "balanced_accuracy")
+    clocks = ("seconds", "images_per_second", "mfu", "input_wait", "balanced_accuracy")
     events = [json.loads(line) for line in text.splitlines()]
     return [{k: v for k, v in event.items() if k not in clocks} for event in events]
 

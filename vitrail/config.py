@@ -383,8 +383,10 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
             (
                 *("augment.", "model.dropout", "model.drop_path", "optim.layer_decay"),
                 *("system.compile", "system.graphs", "system.recompute"),
+                *("system.augment", "system.cache"),
             ),
         ),
+        (system.augment == "cpu", "system.augment=cpu", ("system.cache",)),
         (model.keep_head, "model.keep_head=true keeps the old bias", ("model.head_bias",)),
         (train.objective == "masked", "train.objective=masked has no head", ("model.head_bias",)),
         (

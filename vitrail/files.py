@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPMessage, HTTPResponse
@@ -81,6 +81,58 @@ def write_cached(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
     with suppress(FailureError):
         atomic_write(path, save)
+
+
+@dataclass(frozen=True)
+class BoundedFolder:
+    """A folder of the cache in which the least recently used files make room for new ones.
+
+    A process that has a deleted file open can still read it.
+    """
+
+    folder: Path
+    variable: str
+    """The environment variable that sets the limit, in gigabytes."""
+    gigabytes: int
+    """The limit where it is not set,"""
+    share: float
+    """and the most that the folder may then take of what the disk would have without it."""
+
+    def limit(self) -> int:
+        """The most bytes that the files may take."""
+        there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        without = sum(size for _, size, _ in self._files()) + shutil.disk_usage(there).free
+        setting = os.environ.get(self.variable)
+        if setting is None:
+            return int(min(self.gigabytes * 1e9, self.share * without))
+        try:
+            return int(min(float(setting) * 1e9, without))
+        except ValueError:
+            raise VitrailError(
+                f"{self.variable}={setting}: expected gigabytes, such as {self.gigabytes}"
+            ) from None
+
+    def make_room(self, size: int = 0, keep: Collection[Path] = ()) -> None:
+        """Delete files until `size` more bytes are within the limit; never those to `keep`."""
+        files, limit = self._files(), self.limit()
+        total = size + sum(taken for _, taken, _ in files)
+        for _, taken, path in sorted(files):
+            if total <= limit:
+                return
+            if path not in keep:
+                with suppress(OSError):
+                    path.unlink()
+                total -= taken
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """When each file was last used, its size and its path; nothing that is being written."""
+        files = []
+        for path in self.folder.rglob("*"):
+            with suppress(OSError):  # deleted by another process
+                status = path.stat()
+                if path.is_file() and path.suffix not in (".lock", ".part", ".etag"):
+                    files.append((status.st_mtime, status.st_size, path))
+        return files
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -115,11 +115,19 @@ MASKED = (
 )
 
 
-@pytest.mark.parametrize("settings", [MIXED, MASKED], ids=["mixed", "masked"])
+ON_DEVICE = (*MIXED, "system.augment=device", "augment.randaugment_layers=1")
+CACHES = {"one": "memory", "ddp": "disk", "fsdp": "none"}
+
+
+@pytest.mark.parametrize(
+    "settings", [MIXED, MASKED, ON_DEVICE], ids=["mixed", "masked", "augmented on the device"]
+)
 def test_any_number_of_processes_mixes_and_masks_as_one(recipe, tmp_path, settings):
-    together(1, one, recipe, tmp_path / "one", *settings)
-    together(2, one, recipe, tmp_path / "ddp", *settings, "system.microbatch=3")
-    together(4, one, recipe, tmp_path / "fsdp", *settings, "system.parallel=fsdp")
+    cached = {name: [f"system.cache={CACHES[name]}"] * (settings is ON_DEVICE) for name in CACHES}
+    together(1, one, recipe, tmp_path / "one", *settings, *cached["one"])
+    together(2, one, recipe, tmp_path / "ddp", *settings, "system.microbatch=3", *cached["ddp"])
+    parallel = "system.parallel=fsdp"
+    together(4, one, recipe, tmp_path / "fsdp", *settings, parallel, *cached["fsdp"])
     vals = []
     for name in ("one", "ddp", "fsdp"):
         assert_same(tmp_path / "one", tmp_path / name)

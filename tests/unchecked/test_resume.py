@@ -126,6 +126,50 @@ def test_twenty_kills_change_nothing(recipe, tmp_path):
     assert not list(often.glob(".*.part"))
 
 
+ON_DEVICE = (
+    *("system.augment=device", "augment.crop=inception", "augment.randaugment_layers=2"),
+    *("train.evaluations=2", "system.checkpoint_steps=5"),
+)
+
+
+def test_kills_change_nothing_where_images_are_augmented_on_the_device(recipe, tmp_path):
+    """Wherever each session keeps its images."""
+    never, often = tmp_path / "never", tmp_path / "often"
+    complete(recipe, never, False, *ON_DEVICE, "system.cache=memory")
+    for cache in ("memory", "disk", "none"):
+        last = often / "last.pt"
+        before = last.stat().st_mtime_ns if last.exists() else 0
+        process = start(session, recipe, often, True, *ON_DEVICE, f"system.cache={cache}")
+        while process.is_alive() and not moved_on(last, before):
+            time.sleep(0.002)
+        assert process.is_alive(), "the run ended before it could be killed so often"
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    complete(recipe, often, True, *ON_DEVICE, "system.cache=disk")
+    assert same_weights(never, often)
+    assert metrics(never) == metrics(often)
+
+
+def test_a_run_resumed_with_augmentation_elsewhere_says_not_bit_exactly(recipe, tmp_path, capsys):
+    out = tmp_path / "run"
+    settings = ("train.steps=6", "train.evaluations=0", "augment.crop=inception")
+    stop = patch.object(training, "_evaluate_on_test", side_effect=KeyboardInterrupt)
+    with stop, suppress(KeyboardInterrupt):
+        session(recipe, out, False, *settings, "system.augment=device")
+    session(recipe, out, True, *settings, "system.augment=cpu")
+    assert (
+        "not bit-exactly: it was started by another version, or with augmentation on another"
+        in (capsys.readouterr().err)
+    )
+    again = tmp_path / "again"
+    with stop, suppress(KeyboardInterrupt):
+        session(recipe, again, False, *settings, "system.augment=device")
+    session(recipe, again, True, *settings, "system.augment=device")
+    said = capsys.readouterr().err
+    assert "resumed  at step 6" in said
+    assert "not bit-exactly" not in said
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_polite_stop_writes_a_checkpoint_first(recipe, tmp_path, number):
     out = tmp_path / "run"

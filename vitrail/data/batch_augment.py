@@ -82,13 +82,23 @@ class BatchAugment:
         pre = self.preprocessing
         image = image if self.channels == 3 else image.convert("L")
         if self.augment.crop == "inception":
-            pixels = to_tensor(shrunk(image, self.decoded_side))
-        elif self.augment.crop == "resize":
+            pixels = np.array(shrunk(image, self.decoded_side))
+            return pixels if self.channels == 3 else pixels[..., None]
+        if self.augment.crop == "resize":
             mode, size = pre.interpolation_mode, crop_source_size(pre)
-            pixels = v2.functional.resize(to_tensor(image), size, mode, antialias=pre.antialias)
+            resized = v2.functional.resize(to_tensor(image), size, mode, antialias=pre.antialias)
         else:
-            pixels = whole_image(image, pre)
-        return pixels.permute(1, 2, 0).contiguous().numpy()
+            resized = whole_image(image, pre)
+        return resized.permute(1, 2, 0).contiguous().numpy()
+
+    def keeps(self, shapes: Int[np.ndarray, "n 2"]) -> bool:
+        """Whether `decoded` returns all RGB images of these sizes as they are."""
+        if self.augment.crop == "inception":
+            same = shapes.min(1) <= self.decoded_side
+        else:
+            cropped = self.augment.crop != "resize" and self.preprocessing.short_side
+            same = (shapes == self.decoded_size).all(1) & (not cropped)
+        return self.channels == 3 and bool(same.all())
 
     def boxes(self, positions: Int[np.ndarray, " b"], shapes: Int[np.ndarray, "b 2"]) -> Boxes:
         """The crop of each image; one that reaches beyond the image is padded with black."""

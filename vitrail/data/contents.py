@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt64
@@ -47,6 +48,26 @@ def content_hashes(source: Source, progress: Advance | None = None) -> _Hashes:
     if any(is_url(shard.address) for shard in base.shards):  # would have to be downloaded first
         return np.full(len(indices), UNKNOWN, dtype=np.uint64)
     return hash_each(lambda i: base.content(int(indices[i])), len(indices), progress)
+
+
+def source_digest(source: Source) -> str:
+    """A digest that changes with any image, its name or its place in the source.
+
+    Tar files, which may be large or on the web, count as changed when the files are.
+    """
+    text = repr((list(source.names), _versions(source)))
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+
+
+def _versions(source: Source) -> Any:
+    if isinstance(source, Joined):
+        return _versions(source.first), _versions(source.second)
+    base, indices = unwrap(source)
+    if isinstance(base, ShardSource):
+        shards = [(shard, _state_of(Path(shard.address))) for shard in base.shards]
+        return shards, base.shard_numbers[indices].tolist(), base.offsets[indices].tolist()
+    # The images of a store of an earlier version have no hashes, but it has a time.
+    return content_hashes(source).tolist(), getattr(base, "written", None)
 
 
 def _of_files(paths: Sequence[Path], progress: Advance | None) -> _Hashes:

@@ -4,11 +4,15 @@ Where they are kept changes nothing about the pixels, which depend on the files 
 """
 
 import hashlib
-import shutil
-from collections.abc import Iterator, Sequence
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,21 +23,26 @@ from torch.utils.data import Dataset
 
 from vitrail.console import Advance, byte_size
 from vitrail.data.batch_augment import BatchAugment, Boxes, Images
-from vitrail.data.contents import content_hashes
+from vitrail.data.contents import source_digest
 from vitrail.data.dataset import Broken, Source, image_or_reason
 from vitrail.data.loader import Chunk, RankBatchSampler, TrainingBatch, decodable, read_all
-from vitrail.data.store import DecodedPart, read_decoded, write_decoded
+from vitrail.data.store import DecodedPart, packed_part, read_decoded, write_decoded
 from vitrail.devices import Devices, available_memory
-from vitrail.errors import FailureError, VitrailError
-from vitrail.files import cache_folder
+from vitrail.errors import FailureError, VitrailError, one_line
+from vitrail.files import BoundedFolder, cache_folder
 
-Place = Literal["device", "memory", "disk"]
+Place = Literal["auto", "device", "memory", "disk", "none"]
+"""Where decoded images are kept."""
 
 _SAMPLE = 64
 """Images that are decoded to estimate the size of all."""
-_SHARES = {"device": 0.3, "memory": 0.35, "disk": 0.5}
+_DEVICE_SHARE, _MEMORY_SHARE = 0.3, 0.35
 """The most that decoded images may take of what is free. Building a cache in memory takes twice its
 size for a moment."""
+_RULE = 1
+"""Increased when the pixels of decoded images change, so that older caches are not used."""
+_ABANDONED = 3600
+"""Seconds after which a file that nobody writes to is unfinished."""
 _PIECE = 1 << 26
 """Bytes that are copied to the device at a time."""
 _CUT_AT_ONCE = 1 << 27
@@ -160,43 +169,62 @@ def decode_images(
     augment: BatchAugment,
     devices: Devices,
     *,
-    place: Literal["auto", "device", "memory", "disk"],
+    place: Place,
     workers: int,
     progress: Advance | None = None,
 ) -> tuple[DecodedImages, str] | None:
-    """Decodes every image once, and says where they are kept; None where they fit nowhere.
+    """Decodes every image once, and says where they are kept; None where they are kept nowhere.
 
-    Several processes share a file on disk, which each of them copies to its device if it fits.
+    Several processes share a file on disk. A file, or a packed store, is copied to the device if it
+    fits there.
     """
+    packed = _packed(source, augment)
+    if place == "none" and packed is None:
+        return None
     size = decoded_bytes(source, augment)
-    fits = {name: size <= _SHARES[name] * free for name, free in _free(devices).items()}
-    if place == "auto":
-        order = ("device", "memory", "disk") if devices.world == 1 else ("disk",)
-        place = next((name for name in order if fits[name]), "none")  # type: ignore[assignment]
-    elif not fits[place]:
-        raise VitrailError(
-            f"system.cache={place}: the decoded images take about {byte_size(size)}, more than "
-            f"{100 * _SHARES[place]:.0f}% of what is free; use system.cache=auto"
-        )
+    # One process's, or they might decide differently: what is free changes all the time.
+    room = devices.broadcast(_room(devices))
+    place = _choose(place, size, room, devices, stored=packed is not None)
     if place == "none":
         return None
-    if place == "disk":
-        part = _on_disk(source, augment, devices, progress)
+    if packed is not None:
+        part, where = packed, "the packed store"
+    elif place == "disk" or size > room["memory"]:
+        part = _on_disk(source, augment, devices, size, progress)
+        where = "the disk cache"
     else:
-        part = _in_memory(source, augment, workers, progress)
-    pixels = torch.from_numpy(part.pixels)
-    if place == "device" or (place == "disk" and devices.world > 1 and fits["device"]):
-        pixels = _copied(pixels, devices.device)
-    images = _complete(source, part, pixels, augment.channels)
-    where = {
-        "device": f"{devices.device.type} memory",
-        "memory": "memory",
-        "disk": "the disk cache",
-    }
-    return (
-        images,
-        f"{len(part.shapes):,} decoded images, {byte_size(len(part.pixels))} in {where[place]}",
-    )
+        part, where = _in_memory(source, augment, workers, progress), "memory"
+    images = _complete(source, part, augment.channels)
+    if place != "memory" and size <= room["device"]:
+        images, where = _copied(images, devices.device), f"{devices.device.type} memory"
+    return images, f"{len(part.shapes):,} decoded images, {byte_size(size)} in {where}"
+
+
+def _packed(source: Source, augment: BatchAugment) -> DecodedPart | None:
+    """The images of a packed store whose pixels need no change."""
+    part = packed_part(source)
+    return part if part is not None and augment.keeps(part.shapes) else None
+
+
+def _choose(
+    place: Place, size: int, room: Mapping[str, int], devices: Devices, stored: bool
+) -> Place:
+    """Where decoded images are kept; `stored` ones are on disk in any case."""
+    if place == "device" and devices.device.type != "cuda":
+        place = "memory"
+    if place in room and size > room[place] and not (stored and place != "device"):
+        raise VitrailError(
+            f"system.cache={place}: the decoded images take about {byte_size(size)}, and may take "
+            f"{byte_size(room[place])}; use system.cache=auto"
+        )
+    if stored and place != "device":
+        return "disk"
+    if place != "auto":
+        return place
+    # Several processes would each decode all images.
+    order: tuple[Place, ...] = ("device", "memory") if devices.world == 1 else ()
+    fitting = [name for name in order if size <= min(room[name], room["memory"])]
+    return next(iter(fitting), "disk" if size <= room["disk"] else "none")
 
 
 def decoded_bytes(source: Source, augment: BatchAugment) -> int:
@@ -210,17 +238,20 @@ def decoded_bytes(source: Source, augment: BatchAugment) -> int:
     return int(total * np.mean(sizes)) if sizes else 0
 
 
-def _free(devices: Devices) -> dict[str, float]:
-    """Bytes that are free on the device, in memory and on disk."""
+def _room(devices: Devices) -> dict[str, int]:
+    """The bytes that decoded images may take on the device, in memory and on disk."""
     device = devices.device
-    folder = cache_folder()
-    while not folder.exists():
-        folder = folder.parent
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     return {
-        "device": torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0.0,
-        "memory": available_memory(),
-        "disk": shutil.disk_usage(folder).free,
+        "device": int(_DEVICE_SHARE * free),
+        "memory": int(_MEMORY_SHARE * available_memory() / devices.world),
+        "disk": _disk_cache().limit(),
     }
+
+
+def _disk_cache() -> BoundedFolder:
+    folder = cache_folder() / "decoded"
+    return BoundedFolder(folder, "VITRAIL_DECODED_CACHE_GB", gigabytes=100, share=0.5)
 
 
 def _in_memory(
@@ -233,8 +264,10 @@ def _in_memory(
     shapes = np.array([found[index].shape[:2] for index in good], dtype=np.int64).reshape(-1, 2)
     pixels = [found.pop(index).reshape(-1) for index in good]
     broken = [one for one in found.values() if isinstance(one, Broken)]
+    lengths = shapes.prod(1) * augment.channels
     return DecodedPart(
         pixels=np.concatenate(pixels) if pixels else np.zeros(0, dtype=np.uint8),
+        offsets=np.cumsum(lengths) - lengths,
         shapes=shapes,
         indices=np.array(good, dtype=np.int64),
         broken=broken,
@@ -242,51 +275,93 @@ def _in_memory(
 
 
 def _on_disk(
-    source: Source, augment: BatchAugment, devices: Devices, progress: Advance | None
+    source: Source, augment: BatchAugment, devices: Devices, size: int, progress: Advance | None
 ) -> DecodedPart:
     """From the cache folder; written there by one process of each machine unless it is there."""
-    text = repr((augment.preprocessing, augment.augment.crop, list(source.names))).encode()
-    key = hashlib.blake2b(text + content_hashes(source).tobytes(), digest_size=16).hexdigest()
-    stem = cache_folder() / "decoded" / key
+    rule = (_RULE, augment.preprocessing, augment.augment.crop)
+    # Reading all files once more, to hash them, is enough for one process.
+    key = devices.broadcast(f"{rule!r} {source_digest(source)}" if devices.main else "")
+    name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    cache = _disk_cache()
+    stem = cache.folder / name
     problem = {}
-    if devices.local_rank == 0 and read_decoded(stem, source, augment.channels) is None:
+    if devices.local_rank == 0:
+        files = [stem.with_suffix(suffix) for suffix in (".pixels", ".npz")]
         try:
-            write_decoded(source, stem, augment.decoded, progress)
+            if read_decoded(stem, source, augment.channels) is None:
+                _delete_unfinished(cache.folder)
+                cache.make_room(size)
+                write_decoded(source, stem, augment.decoded, progress)
+            for path in files:
+                os.utime(path)  # used now
+        except OSError as error:
+            problem = {f"cannot use {stem}.pixels ({one_line(error)})": ""}
         except FailureError as error:
             problem = {str(error): ""}
     # The other processes wait here.
     problems = devices.union(problem)
-    part = read_decoded(stem, source, augment.channels)
-    if part is None or problems:
+    part = None if problems else read_decoded(stem, source, augment.channels)
+    if part is None:
         why = "; ".join(problems) or f"{stem}.pixels cannot be read back"
         raise FailureError(f"{why}; system.cache=none decodes images in every epoch instead")
     return part
 
 
-def _copied(pixels: UInt8[Tensor, " bytes"], device: torch.device) -> UInt8[Tensor, " bytes"]:
-    """On the device; a mapped file is read in pieces."""
-    copy = torch.empty_like(pixels, device=device)
-    for target, piece in zip(copy.split(_PIECE), pixels.split(_PIECE), strict=True):
-        target.copy_(piece)
-    return copy
+def _delete_unfinished(folder: Path) -> None:
+    """Deletes what processes that were killed had begun to write."""
+    for path in folder.glob(".*.part"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED:
+                path.unlink()
 
 
-def _complete(
-    source: Source, part: DecodedPart, pixels: UInt8[Tensor, " bytes"], channels: int
-) -> DecodedImages:
+def _complete(source: Source, part: DecodedPart, channels: int) -> DecodedImages:
     """With an entry for every image of the source: the next one's where one cannot be decoded."""
     total = len(source.targets)
     if not len(part.indices):
         raise VitrailError(f"none of the {total} training images can be decoded")
     following = np.searchsorted(part.indices, np.arange(total)) % len(part.indices)
-    lengths = part.shapes.prod(1) * channels
+    with warnings.catch_warnings():
+        # Nothing writes to it: it may be a file that is mapped for reading.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        pixels = torch.from_numpy(part.pixels)
     return DecodedImages(
         pixels=pixels,
-        offsets=(np.cumsum(lengths) - lengths)[following],
+        offsets=part.offsets[following],
         shapes=part.shapes[following],
         numbers=part.indices[following],
         channels=channels,
         broken=part.broken,
+    )
+
+
+def _copied(images: DecodedImages, device: torch.device) -> DecodedImages:
+    """On the device: its images alone, of a store that has others too."""
+    starts, first, inverse = np.unique(images.offsets, return_index=True, return_inverse=True)
+    lengths = images.shapes[first].prod(1) * images.channels
+    offsets = np.cumsum(lengths) - lengths
+    copy = torch.empty(int(lengths.sum()), dtype=torch.uint8, device=device)
+    for source, target, length in _runs(starts, offsets, lengths):
+        for start in range(0, length, _PIECE):  # a mapped file is read in pieces
+            end = min(start + _PIECE, length)
+            copy[target + start : target + end] = images.pixels[source + start : source + end]
+    return replace(images, pixels=copy, offsets=offsets[inverse])
+
+
+def _runs(
+    starts: Int[np.ndarray, " n"], targets: Int[np.ndarray, " n"], lengths: Int[np.ndarray, " n"]
+) -> list[tuple[int, int, int]]:
+    """Images that follow each other, as one: where they are, where they go and their bytes."""
+    gaps = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+    first, end = np.append(0, gaps), np.append(gaps, len(starts))
+    total = np.append(targets, lengths.sum())
+    return list(
+        zip(
+            starts[first].tolist(),
+            targets[first].tolist(),
+            (total[end] - targets[first]).tolist(),
+            strict=True,
+        )
     )
 
 

@@ -29,6 +29,7 @@ from vitrail.data.dataset import (
     image_or_reason,
     pack_strings,
     unpack_strings,
+    unwrap,
 )
 from vitrail.data.decode import in_threads
 from vitrail.errors import FailureError, VitrailError, one_line
@@ -166,11 +167,21 @@ class DecodedPart(NamedTuple):
     """The images of a source that can be decoded, and those that cannot."""
 
     pixels: UInt8[np.ndarray, " bytes"]
-    """One image after another."""
+    offsets: Int64[np.ndarray, " n"]
     shapes: Int64[np.ndarray, "n 2"]
+    """Rows and columns."""
     indices: Int64[np.ndarray, " n"]
     """Their numbers in the source."""
     broken: Sequence[Broken]
+
+
+def packed_part(source: Source) -> DecodedPart | None:
+    """The images of a store, mapped into memory; None for anything else."""
+    base, indices = unwrap(source)
+    if not isinstance(base, StoreSource):
+        return None
+    pixels, numbers = _mapped(base.path, base.written), np.arange(len(indices))
+    return DecodedPart(pixels, base.offsets[indices], base.shapes[indices], numbers, ())
 
 
 def write_decoded(
@@ -192,8 +203,12 @@ def write_decoded(
         with part.open("wb") as file:
             np.savez(file, **table)
 
-    # Written last: where it is, the other is complete.
-    atomic_write(stem.with_suffix(".npz"), save_table)
+    try:
+        # Written last: where it is, the other is complete.
+        atomic_write(stem.with_suffix(".npz"), save_table)
+    except FailureError:
+        pixels.unlink(missing_ok=True)
+        raise
 
 
 def read_decoded(stem: Path, source: Source, channels: int) -> DecodedPart | None:
@@ -205,15 +220,17 @@ def read_decoded(stem: Path, source: Source, channels: int) -> DecodedPart | Non
             np.load(file, allow_pickle=False) as table,
         ):
             indices, shapes = table["indices"], table["shapes"]
-        if shapes.prod(1).sum() * channels != path.stat().st_size:
+        lengths, status = shapes.prod(1) * channels, path.stat()
+        if lengths.sum() != status.st_size:
             return None
-        pixels = _mapped(path, path.stat().st_mtime_ns)
+        empty = np.zeros(0, dtype=np.uint8)  # cannot be mapped
+        pixels = _mapped(path, status.st_mtime_ns) if status.st_size else empty
     except (OSError, LookupError, ValueError, EOFError, zipfile.BadZipFile):
         return None
     missing = np.setdiff1d(np.arange(len(source.targets)), indices).tolist()
     reasons = {index: image_or_reason(source, index) for index in missing}
     broken = [Broken(source.names[i], why) for i, why in reasons.items() if isinstance(why, str)]
-    return DecodedPart(pixels, shapes, indices, broken)
+    return DecodedPart(pixels, np.cumsum(lengths) - lengths, shapes, indices, broken)
 
 
 def shrunk(image: Image.Image, side: int) -> Image.Image:

@@ -8,7 +8,6 @@ has the offset of each image and the label beside it; `shards.py` makes a datase
 import hashlib
 import json
 import os
-import shutil
 import sys
 import tarfile
 import weakref
@@ -25,7 +24,7 @@ from jaxtyping import Int64
 from vitrail.data.dataset import pack_strings, stable_name, unpack_strings
 from vitrail.data.folder import is_image, is_litter
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import cache_folder, cached_path, fetch_file, write_cached
+from vitrail.files import BoundedFolder, cache_folder, cached_path, fetch_file, write_cached
 
 T = TypeVar("T")
 
@@ -34,8 +33,6 @@ CLASS_LISTS = ("classes.txt", "labels.txt")
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _BEGINNING = 1 << 16
 """Bytes of a shard that are hashed, to detect changes."""
-_BUDGET_GB = 20.0
-"""Disk space for downloaded shards, unless `$VITRAIL_SHARD_CACHE_GB` is set."""
 _OPEN_FILES = 64
 _TRIES = 3
 """Downloads of a shard that other processes keep deleting."""
@@ -147,43 +144,9 @@ def _local(url: str) -> Path:
     with suppress(OSError):
         os.utime(path)
     if fresh:
-        _make_room(_fetched_folder(), path)
+        shards = BoundedFolder(_fetched_folder(), "VITRAIL_SHARD_CACHE_GB", gigabytes=20, share=0.8)
+        shards.make_room(keep=(path,))
     return path
-
-
-def _make_room(folder: Path, newest: Path) -> None:
-    """Deletes the least recently used shards until the rest is within the budget.
-
-    A process that has a deleted file open can still read it.
-    """
-    held: list[tuple[float, int, Path]] = []
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # deleted by another process
-            status = path.stat()
-            if path.is_file() and path.suffix not in (".lock", ".part", ".etag"):
-                held.append((status.st_mtime, status.st_size, path))
-    total = sum(size for _, size, _ in held)
-    limit = _budget(folder, total)
-    for _, size, path in sorted(held):
-        if total <= limit:
-            return
-        if path != newest:
-            with suppress(OSError):
-                path.unlink()
-            total -= size
-
-
-def _budget(folder: Path, held: int) -> float:
-    """The most bytes of shards: as set, else 20 GB, or less on a small disk."""
-    setting = os.environ.get("VITRAIL_SHARD_CACHE_GB")
-    if setting is None:
-        return min(_BUDGET_GB * 1e9, 0.8 * (held + shutil.disk_usage(folder).free))
-    try:
-        return float(setting) * 1e9
-    except ValueError:
-        raise VitrailError(
-            f"VITRAIL_SHARD_CACHE_GB={setting}: expected gigabytes, such as 20"
-        ) from None
 
 
 # Indices.

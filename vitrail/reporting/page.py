@@ -295,6 +295,8 @@ def _cost(run: RunData) -> Facts:
         ("energy", joules(energy) if known(energy) else "not reported by the driver"),
         ("peak memory", memory(cost.get("peak_memory_bytes"))),
     ]
+    if known(waited := run.info.get("input_wait")):
+        rows.append(("waiting for images", percent(waited)))
     sessions = cost.get("sessions") or 1
     return [*rows, ("sessions", str(sessions))] if sessions > 1 else rows
 

@@ -59,10 +59,12 @@ class ImageInputs:
         config, devices, images = self.config, self.devices, len(source.targets)
         seen = config.train.steps * config.train.batch or config.train.epochs * images
         place = config.system.cache
-        # A single pass would gain nothing.
-        once = place == "auto" and 0 < seen < 2 * images
-        if self.augment is None or place == "none" or once:
+        if self.augment is None:
+            if place not in ("auto", "none"):
+                say(f"cache    none: system.cache={place} needs system.augment=device")
             return None
+        if place == "auto" and 0 < seen < 2 * images:
+            place = "none"  # a single pass would gain nothing
         workers = decoding_workers(config, devices) if images >= _MANY else 0
         began = time.perf_counter()
         with count_progress("decoding train", devices.main) as advance:
@@ -70,9 +72,11 @@ class ImageInputs:
                 source, self.augment, devices, place=place, workers=workers, progress=advance
             )
         if decoded is None:
-            say("cache    none: the decoded images fit neither into memory nor on disk")
+            if place != "none" and devices.main:
+                say("cache    none: the decoded images fit neither into memory nor on disk")
             return None
-        say(f"cache    {decoded[1]}, in {duration(time.perf_counter() - began)}")
+        if devices.main:
+            say(f"cache    {decoded[1]}, in {duration(time.perf_counter() - began)}")
         return decoded[0]
 
     @property
@@ -102,9 +106,14 @@ class ImageInputs:
             dataset = Augmented(source, transform, self.config.seed)
         return prepared_ahead(training_batches(dataset, sampler, device=device, **options), device)
 
-    @cached_property
+    @property
     def val(self) -> ImageBatches:
-        """The images of val, for every validation of the run."""
+        """The images of val, read by the same processes in every validation of the run."""
+        self._val.progress = log_progress("evaluating val", self.devices.main)
+        return self._val
+
+    @cached_property
+    def _val(self) -> ImageBatches:
         batch = evaluation_batch(self.config, self.devices)
         source = self.data.part("val")
         # Processes take longer to start than a few batches take to decode.
@@ -115,7 +124,6 @@ class ImageInputs:
             self.devices.device,
             batch=batch,
             workers=min(decoding_workers(self.config, self.devices), few),
-            progress=log_progress("evaluating val", self.devices.main),
         )
 
 
@@ -124,6 +132,11 @@ def augments_on_device(config: Config, preprocessing: Preprocessing, devices: De
     where = config.system.augment
     # Without antialiasing, torch has another bicubic kernel than Pillow.
     other_kernel = preprocessing.interpolation == "bicubic" and not preprocessing.antialias
+    if where == "device" and devices.device.type not in ("cuda", "cpu"):
+        raise VitrailError(
+            f"system.augment=device cannot use {devices.device.type}, which has no float64; "
+            "use system.augment=cpu"
+        )
     if where == "device" and other_kernel:
         raise VitrailError(
             "system.augment=device cannot resize bicubic without antialiasing, as model.init does; "

@@ -142,7 +142,7 @@ def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, te
     counters, stop_signal = _run_training(config, data, model, devices, run, skipped)
     facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
     facts["seconds"] = round(counters.spent, 1)
-    facts["input_wait"] = round(counters.waited / max(counters.seconds, 1e-9), 4)
+    facts["input_wait"] = round(min(counters.waited / max(counters.seconds, 1e-9), 1.0), 4)
     if stop_signal:
         message = f"stopped by {stop_signal} at step {counters.step}"
         run.update(status="stopped", message=message, **facts)
