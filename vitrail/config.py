@@ -16,7 +16,7 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitrail import aliases
 from vitrail.errors import VitrailError, did_you_mean
@@ -622,9 +622,13 @@ def check_value(name: str, value: Any) -> Any:
     return fitted
 
 
+_UNIONS = (Union, UnionType)
+"""`int | str` is one or the other, depending on its parts."""
+
+
 def _coerce(kind: Any, value: Any) -> Any:
     """The value as that type, or None; a whole number may stand for a float, and 1e3 for 1000."""
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in _UNIONS:
         return next(
             (fitted for k in get_args(kind) if (fitted := _coerce(k, value)) is not None), None
         )
@@ -653,10 +657,11 @@ def _coerce_tuple(kinds: tuple[Any, ...], value: Any) -> Any:
 
 
 def _expected(kind: Any) -> str:
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in _UNIONS:
         return " or ".join(_expected(k) for k in get_args(kind))
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(word or '""' for word in get_args(kind))
+        words = [word or '""' for word in get_args(kind)]
+        return words[0] if len(words) == 1 else "one of " + ", ".join(words)
     if get_origin(kind) is tuple:
         return "[rows, columns]" if get_args(kind)[-1] is int else "a list of numbers"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -249,6 +249,9 @@ class ImageBatches:
     progress: Advance | None = None
     skipped: list[tuple[int, str]] = field(default_factory=list)
     """Number of each image that could not be read in the last pass, and the reason."""
+    keep: int = 0
+    """Prepared images stay on the device for another pass if they take no more bytes than this."""
+    _kept: list[PreparedBatch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -277,7 +280,7 @@ class ImageBatches:
         total = len(self.source.targets)
         share = math.ceil(total / world)
         passes = math.ceil(share / self.batch)
-        for part in islice(chain(self._loader, repeat(collate([]))), passes):
+        for part in islice(chain(self._batches(), repeat(collate([]))), passes):
             self.skipped += [(index, skip_reason(error)) for index, error in part.errors]
             if part.pixels is not None:
                 yield part
@@ -285,6 +288,20 @@ class ImageBatches:
                 yield part._replace(pixels=self.transform(Image.new("RGB", (64, 64)))[None])
             if self.progress is not None:
                 self.progress(len(part.indices) + len(part.errors), total=share)
+
+    def _batches(self) -> Iterator[PreparedBatch]:
+        if self._kept:
+            yield from self._kept
+            return
+        parts, room = [], self.keep
+        for part in self._loader:
+            if part.pixels is not None:
+                room -= part.pixels.nbytes
+                part = part._replace(pixels=part.pixels.to(self.device, non_blocking=True))
+            parts = [*parts, part] if room >= 0 else []
+            yield part
+        if room >= 0:
+            self._kept = parts
 
 
 def skip_reason(error: VitrailError) -> str:

@@ -1,13 +1,13 @@
-"""The encoder of a ViT on an NVIDIA GPU: Triton kernels that read and write each tensor once.
+"""The encoder of a ViT on an NVIDIA GPU, with Triton kernels that read and write each tensor once.
 
-`encode` computes what `ViT.encode` does, in the precision of autocast, which the residual stream has
-as well. Matrix products stay with PyTorch. Three kinds of steps are fused between them: attention,
-GELU, and a residual sum with the normalization after it. Each backward kernel also sums the gradient
-of the bias that was added before it, while it passes by.
+`encode` computes what `ViT.encode` does, with the residual stream in the precision of autocast.
+Matrix products stay with PyTorch. Between them, three kinds of steps are fused: attention, GELU,
+and a residual sum with the normalization after it. The backward kernels also sum the gradient of
+the bias that the product before them adds.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,32 +23,41 @@ CAPABILITY = (8, 0)
 _MAX_TOKENS = 256
 """Keys and values of a longer sequence do not fit into one multiprocessor."""
 _HEAD_WIDTHS = (16, 32, 64)
+_MAX_WIDTH = 4096
 _LOG2_E = tl.constexpr(1.4426950408889634)
+_kernel: Any = triton.jit
+"""Launched with more than its signature says, which type checkers do not know."""
+
+
+class _Branch(NamedTuple):
+    """What a residual sum adds."""
+
+    output: Tensor
+    bias: Tensor
+    """Part of the output, but without gradient there."""
+    drop_path: Any
 
 
 def supports(a: Any) -> bool:
     """Whether `encode` covers an architecture."""
-    return not (a.axial or a.layer_scale or a.dropout or a.positions == "relative") and (
-        a.injection == "stem" and a.width <= 4096
-    )
+    other = a.axial or a.layer_scale or a.dropout or a.positions == "relative"
+    return not other and a.injection == "stem" and a.width <= _MAX_WIDTH
 
 
 def encode(x: Float[Tensor, "b n d"], blocks: Sequence[Any]) -> Float[Tensor, "b n d"]:
     """The sequence after every block."""
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    first, *others = blocks
-    h = first.norm1(x)
-    float8 = hasattr(first.attention.qkv, "weight8")
-    h = h.to(torch.float8_e4m3fn) if float8 else h
-    for block, following in zip(blocks, [*others, None], strict=True):
-        y, bias = _attend(h, block.attention)
-        x, h = _add_norm(x, y, bias, block.norm2, block.drop_path, float8)
-        y, bias = _expand(h, block.mlp)
-        if following is not None:
-            x, h = _add_norm(x, y, bias, following.norm1, block.drop_path, float8)
-    # Adds zeros, for the gradient of the last bias.
-    return x + block.drop_path(y + (bias - bias.detach()).to(y.dtype))
+    float8 = hasattr(blocks[0].attention.qkv, "weight8")
+    branch: Any = None
+    for block in blocks:
+        x, h = _add_norm(x, branch, block.norm1, float8)
+        branch = _Branch(*_attend(h, block.attention), block.drop_path)
+        x, h = _add_norm(x, branch, block.norm2, float8)
+        branch = _Branch(*_expand(h, block.mlp), block.drop_path)
+    # Adds zeros, for the gradient of the bias.
+    zeros = (branch.bias - branch.bias.detach()).to(x.dtype)
+    return x + branch.drop_path(branch.output + zeros)
 
 
 def embed(images: Float[Tensor, "b c y x"], layer: nn.Conv2d) -> Float[Tensor, "b d y x"]:
@@ -91,12 +100,14 @@ def _linear(x: Tensor, layer: Any) -> Tensor:
 
 def _attend(h: Float[Tensor, "b n d"], attention: Any) -> tuple[Float[Tensor, "b n d"], Tensor]:
     width = attention.out.in_features // attention.heads
+    layer, float8 = attention.qkv, h.dtype == torch.float8_e4m3fn
     if h.shape[1] <= _MAX_TOKENS and width in _HEAD_WIDTHS:
-        layer = attention.qkv
-        float8 = h.dtype == torch.float8_e4m3fn
         y = _attention(_linear(h, layer), layer.bias, attention.heads, float8)[0]
     else:
-        y = F.scaled_dot_product_attention(*attention.split(h)).transpose(1, 2).flatten(2)
+        qkv = _linear(h, layer) if float8 else layer(h)
+        q, k, v = rearrange(qkv, "b n (c h k) -> c b h n k", c=3, h=attention.heads).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        y = y.to(h.dtype) if float8 else y
     return _linear(y, attention.out), attention.out.bias
 
 
@@ -106,7 +117,7 @@ def _expand(h: Float[Tensor, "b n d"], mlp: Any) -> tuple[Float[Tensor, "b n d"]
         x = _linear(h, fc1)
         weight, bias = fc2.weight.to(x.dtype), fc2.bias.detach().to(x.dtype)
         return _gelu_linear(x, fc1.bias, weight, bias, approximate), fc2.bias
-    if approximate == "tanh" and h.dtype != torch.float8_e4m3fn:
+    if approximate == "tanh" and h.is_cuda and h.dtype != torch.float8_e4m3fn:
         # cuBLAS has this GELU in its matrix product, without what a backward pass needs.
         weight, bias = fc1.weight.to(h.dtype).T, fc1.bias.to(h.dtype)
         y = torch._addmm_activation(bias, h.flatten(0, -2), weight, use_gelu=True)
@@ -119,10 +130,13 @@ def _expand(h: Float[Tensor, "b n d"], mlp: Any) -> tuple[Float[Tensor, "b n d"]
 
 
 def _add_norm(
-    x: Float[Tensor, "b n d"], y: Float[Tensor, "b n d"], bias: Tensor, norm: nn.LayerNorm,
-    drop_path: Any, float8: bool,
-) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:  # fmt: skip
-    """x + y, with some images' y dropped, and its normalization; `bias` is already in y."""
+    x: Float[Tensor, "b n d"], branch: _Branch | None, norm: nn.LayerNorm, float8: bool
+) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:
+    """The residual sum and its normalization."""
+    if branch is None:
+        h = norm(x)
+        return x, h.to(torch.float8_e4m3fn) if float8 else h
+    y, bias, drop_path = branch
     scale, rate = None, getattr(drop_path, "p", 0.0)
     if rate and drop_path.training:
         scale = torch.empty(len(x), device=x.device).bernoulli_(1 - rate).div_(1 - rate)
@@ -130,7 +144,7 @@ def _add_norm(
     return total, h
 
 
-@triton.jit
+@_kernel
 def _sum_norm_kernel(
     x, y, scale, gamma, beta, total, h, stats, rows, tokens, eps,
     width: tl.constexpr, block: tl.constexpr, height: tl.constexpr, scaled: tl.constexpr,
@@ -157,7 +171,7 @@ def _sum_norm_kernel(
     tl.store(stats + rows + r, inverse, mask=r < rows)
 
 
-@triton.jit
+@_kernel
 def _sum_norm_gradient_kernel(
     total, stats, gamma, scale, grad_total, grad_h, grad_x, grad_y, partial, rows, tokens,
     width: tl.constexpr, block: tl.constexpr, height: tl.constexpr, scaled: tl.constexpr,
@@ -216,8 +230,10 @@ def _sum_norm(
 
 @_sum_norm.register_fake
 def _(x, y, scale, bias, gamma, beta, eps, float8):
-    return torch.empty_like(x), _empty(x, float8), x.new_empty(
-        2, x.numel() // x.shape[-1], dtype=torch.float32
+    return (
+        torch.empty_like(x),
+        _empty(x, float8),
+        x.new_empty(2, x.numel() // x.shape[-1], dtype=torch.float32),
     )
 
 
@@ -280,7 +296,7 @@ def _programs(x: Tensor, each: int, most: int) -> int:
 # GELU and the linear layer after it.
 
 
-@triton.jit
+@_kernel
 def _gelu_parts(x, tanh: tl.constexpr):
     """GELU is x · share; its derivative is share + x · slope."""
     if tanh:
@@ -298,7 +314,7 @@ def _gelu_parts(x, tanh: tl.constexpr):
     return share, slope
 
 
-@triton.jit
+@_kernel
 def _gelu_kernel(x, y, size, tanh: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
@@ -306,7 +322,7 @@ def _gelu_kernel(x, y, size, tanh: tl.constexpr, block: tl.constexpr):
     tl.store(y + at, (value * share).to(y.dtype.element_ty), mask=at < size)
 
 
-@triton.jit
+@_kernel
 def _gelu_gradient_kernel(
     x, grad_y, y, grad_x, partial, rows, width,
     tanh: tl.constexpr, height: tl.constexpr, block: tl.constexpr,
@@ -356,9 +372,7 @@ def _(x, x_bias, weight, bias, approximate):
 
 
 @custom_op("vitrail::gelu_gradient", mutates_args=())
-def _gelu_gradient(
-    x: Tensor, grad_y: Tensor, approximate: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gelu_gradient(x: Tensor, grad_y: Tensor, approximate: str) -> tuple[Tensor, Tensor, Tensor]:
     """GELU, the gradient of x, and that of the bias in it."""
     rows, width, block = x.numel() // x.shape[-1], x.shape[-1], 256
     columns = triton.cdiv(width, block)
@@ -394,7 +408,7 @@ _gelu_linear.register_autograd(_gelu_linear_backward, setup_context=_save_gelu_l
 # Attention.
 
 
-@triton.jit
+@_kernel
 def _attention_kernel(
     qkv, out, lse, scale, tokens,
     heads: tl.constexpr, head_width: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
@@ -414,15 +428,15 @@ def _attention_kernel(
         q = tl.load(qkv + m[:, None] * 3 * width + d, mask=inside, other=0.0)
         logits = tl.dot(q, tl.trans(k)) * scale
         logits = tl.where(n < tokens, logits, float("-inf"))
-        top = tl.max(logits, 1)
+        top: Any = tl.max(logits, 1)
         weights = tl.exp2(logits - top[:, None])
-        total = tl.sum(weights, 1)
+        total: Any = tl.sum(weights, 1)
         y = tl.dot(weights.to(v.dtype), v) / total[:, None]
         tl.store(out + m[:, None] * width + d, y.to(out.dtype.element_ty), mask=inside)
         tl.store(lse + head * tokens + m, top + tl.log2(total), mask=m < tokens)
 
 
-@triton.jit
+@_kernel
 def _attention_gradient_kernel(
     qkv, out, lse, grad, grad_qkv, partial, scale, tokens,
     heads: tl.constexpr, head_width: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
@@ -441,7 +455,7 @@ def _attention_gradient_kernel(
     v = tl.load(qkv + 2 * width + at, mask=known, other=0.0)
     grad_k = tl.zeros((keys, head_width), tl.float32)
     grad_v = tl.zeros((keys, head_width), tl.float32)
-    sum_q = tl.zeros((head_width, rows), tl.float32)
+    total = tl.zeros((keys,), tl.float32)
     for start in range(0, tokens, rows):
         m = start + tl.arange(0, rows)
         inside = m[:, None] < tokens
@@ -455,15 +469,16 @@ def _attention_gradient_kernel(
         grad_v += tl.dot(weights.to(v.dtype), dy)
         change = (weights * (tl.dot(v, tl.trans(dy)) - mean)).to(v.dtype)
         grad_k += tl.dot(change, q)
+        total += tl.sum(change.to(tl.float32), 1)
         grad_q = tl.dot(tl.trans(k), change) * scale
-        sum_q += grad_q
         place = grad_qkv + m[None, :] * 3 * width + d[:, None]
         tl.store(place, grad_q.to(v.dtype), mask=m[None, :] < tokens)
     grad_k *= scale
     tl.store(grad_qkv + width + at, grad_k.to(v.dtype), mask=known)
     tl.store(grad_qkv + 2 * width + at, grad_v.to(v.dtype), mask=known)
     partial += head // heads * 3 * width + head % heads * head_width + d
-    tl.store(partial, tl.sum(sum_q, 1))
+    # The sum over queries of grad_q, without waiting for it.
+    tl.store(partial, tl.sum(total[:, None] * k.to(tl.float32), 0) * scale)
     tl.store(partial + width, tl.sum(grad_k, 0))
     tl.store(partial + 2 * width, tl.sum(grad_v, 0))
 

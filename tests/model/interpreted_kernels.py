@@ -1,0 +1,59 @@
+"""Fused kernels beside the plain code, on a CPU in Triton's interpreter; run by test_kernels.py."""
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+import vitrail
+
+SMALL = {"size": (32, 40), "patch": 8, "width": 32, "depth": 3, "heads": 2, "mlp": 80}
+MODELS = {
+    "erf": {"gelu": "erf"},
+    "drop path": {"gelu": "tanh", "drop_path": 0.5},
+    "unpadded": {"size": 32, "patch": 8, "pool": "mean", "class_token": False},
+    "normalized after pooling": {"pool": "mean", "norm_after_pool": True},
+    "heads of 24": {"width": 48, "heads": 2},
+    "many tokens": {"size": 136, "patch": 8, "depth": 1},
+    "hybrid": {"size": 32, "backbone": (1,), "patch": 2, "depth": 1},
+}
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative."""
+    return ((a - b).norm() / (b.norm() + 1e-9)).item()
+
+
+def compare(options: dict) -> tuple[float, float, float]:
+    """The largest differences of logits in training, logits in evaluation, and gradients."""
+    torch.manual_seed(0)
+    model = vitrail.create("B/16", classes=5, **(SMALL | options))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    images = torch.randn(3, 3, *model.architecture.size)
+    weights = torch.randn(3, 5)
+    results = []
+    for fused in (False, True):
+        model.fused = fused
+        model.train().zero_grad()
+        torch.manual_seed(1)
+        logits = model(images)
+        (logits * weights).sum().backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        with torch.no_grad():
+            results.append((logits.detach(), model.eval()(images), gradients))
+    (a, b, plain), (c, d, found) = results
+    # Attention does not depend on the bias of the keys: its gradient is rounding error.
+    names = [name for name in plain if not name.endswith("qkv.bias")]
+    biases = [name for name in plain if name.endswith("qkv.bias")]
+    worst = [difference(found[name], plain[name]) for name in names]
+    for name in biases:
+        worst += [difference(found[name].chunk(3)[i], plain[name].chunk(3)[i]) for i in (0, 2)]
+    return difference(c, a), difference(d, b), max(worst)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        sys.stdout.write("\t".join([name, *map(str, compare(MODELS[name]))]) + "\n")

@@ -1,0 +1,122 @@
+"""What only an NVIDIA GPU can show."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vitrail
+from vitrail.devices import graph_forward
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+KINDS = [torch.bfloat16, torch.float16]
+
+
+def small(**options):
+    torch.manual_seed(0)
+    model = vitrail.create("S/16", classes=10, depth=3, **options).cuda()
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    return model
+
+
+def distance(a, b):
+    return ((a.double() - b).norm() / b.norm()).item()
+
+
+def gradients(model, images, kind=None):
+    model.train().zero_grad()
+    with torch.autocast("cuda", kind or torch.bfloat16, kind is not None):
+        logits = model(images)
+    (logits.double().square().mean() + logits.double().mean()).backward()
+    return {name: p.grad.double().clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("gelu", ["tanh", "erf"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [224, 64, 288])
+def test_fused_gradients_are_as_near_to_float64_as_plain_ones(gelu, kind, size):
+    images = torch.randn(8, 3, size, size, device="cuda")
+    model = small(gelu=gelu, size=size)
+    plain = gradients(model, images, kind)
+    assert model.fuse(kind)
+    fused = gradients(model, images, kind)
+    model.fused = False
+    truth = gradients(model.double(), images.double())
+    for name, expected in truth.items():
+        worst = 1.5 * distance(plain[name], expected) + 1e-3
+        assert distance(fused[name], expected) < worst, name
+
+
+@pytest.mark.parametrize("gelu", ["tanh", "erf"])
+def test_gelu_of_inference_is_the_models(gelu):
+    model = small(gelu=gelu).eval().half()
+    other = small(gelu="erf" if gelu == "tanh" else "tanh").eval().half()
+    images = torch.randn(8, 3, 224, 224, device="cuda", dtype=torch.float16)
+    with torch.no_grad():
+        truth, wrong = model.double()(images.double()), other.double()(images.double())
+        model.half()
+        assert model.fuse()
+        found = model(images)
+    assert distance(found, truth) < 0.5 * distance(found, wrong)
+
+
+def steps(model, optimizer, numbers):
+    """Updates whose drop path depends on the number of the step alone."""
+    for number in numbers:
+        torch.manual_seed(number)
+        images = torch.randn(4, 3, 224, 224, device="cuda")
+        targets = torch.arange(4, device="cuda")
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(images).float(), targets)
+        loss.backward()
+        optimizer.step()
+
+
+def trained(*parts):
+    """Weights after updates, recorded anew for each part."""
+    model = small(drop_path=0.5).train()
+    assert model.fuse(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for part in parts:
+        model.__dict__.pop("forward", None)
+        if part is not None:
+            graph_forward(model, 4)
+            steps(model, optimizer, part)
+    return torch.nn.utils.parameters_to_vector(model.parameters())
+
+
+def test_recorded_training_is_repeatable_and_resumes_exactly():
+    whole = trained(range(6))
+    assert torch.equal(whole, trained(range(6)))
+    assert torch.equal(whole, trained(range(3), range(3, 6)))
+    assert not torch.equal(whole, trained(range(1, 7)))
+
+
+def test_other_batches_are_not_recorded():
+    model = small().train()
+    model.fuse(torch.bfloat16)
+    graph_forward(model, 4)
+    images = torch.randn(6, 3, 224, 224, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        parts = [model(images[:4]).clone(), model(images[:2]), model(images)]
+        model.eval()
+        with torch.no_grad():
+            expected = model(images)
+    for part, count in zip(parts, (4, 2, 6), strict=True):
+        np.testing.assert_allclose(
+            part.detach().float().cpu(), expected[:count].float().cpu(), atol=0.05
+        )
+
+
+def test_float8_keeps_features():
+    from vitrail.model import kernels
+
+    model = small().eval().bfloat16()
+    images = torch.randn(8, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        truth = model.features(images).double()
+        assert model.fuse()
+        kernels.quantize(model.blocks)
+        assert distance(model.features(images), truth) < 0.15
