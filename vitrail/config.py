@@ -16,7 +16,7 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitrail import aliases
 from vitrail.errors import VitrailError, did_you_mean
@@ -221,8 +221,9 @@ class System:
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the forward and backward passes; auto is bfloat16 on GPUs that support it,
     otherwise float32."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile the model with torch.compile, which takes about a minute; auto does so on a GPU if
+    the planned run is long enough to gain more than that."""
     graphs: bool = False
     """With system.compile on a CUDA device: record the model as CUDA graphs and replay them, which
     avoids kernel launch overhead for small models."""
@@ -616,9 +617,13 @@ def check_value(name: str, value: Any) -> Any:
     return fitted
 
 
+_UNIONS = (Union, UnionType)
+"""`int | str` is one or the other, depending on its parts."""
+
+
 def _coerce(kind: Any, value: Any) -> Any:
     """The value as that type, or None; a whole number may stand for a float, and 1e3 for 1000."""
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in _UNIONS:
         return next(
             (fitted for k in get_args(kind) if (fitted := _coerce(k, value)) is not None), None
         )
@@ -647,10 +652,11 @@ def _coerce_tuple(kinds: tuple[Any, ...], value: Any) -> Any:
 
 
 def _expected(kind: Any) -> str:
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in _UNIONS:
         return " or ".join(_expected(k) for k in get_args(kind))
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(word or '""' for word in get_args(kind))
+        words = [word or '""' for word in get_args(kind)]
+        return words[0] if len(words) == 1 else "one of " + ", ".join(words)
     if get_origin(kind) is tuple:
         return "[rows, columns]" if get_args(kind)[-1] is int else "a list of numbers"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

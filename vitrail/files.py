@@ -149,6 +149,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("VITRAIL_CACHE") or "~/.cache/vitrail").expanduser()
 
 
+def keep_compiled() -> None:
+    """Have torch.compile keep graphs, kernels and tuning results for the next run; its own place is
+    a temporary folder. The user's choice comes first."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+
+
 def fetch_file(url: str, folder: Path | None = None, retries: RetryPolicy = RETRIES) -> Path:
     """The file behind a URL, downloaded unless `folder` (by default the cache) has it already."""
     target = cached_path(url, folder or cache_folder())

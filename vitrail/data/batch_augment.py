@@ -20,9 +20,15 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from vitrail.config import Augment
-from vitrail.data.augment import Color, crop_source_size, mean_color, to_tensor, whole_image
+from vitrail.data.augment import (
+    Color,
+    crop_source_size,
+    mean_color,
+    resampling_options,
+    whole_image,
+)
 from vitrail.data.draws import derive_seed, uniform
-from vitrail.data.preprocessing import Preprocessing, resampling_kernel
+from vitrail.data.preprocessing import Preprocessing, resampling_kernel, to_tensor
 from vitrail.data.store import shrunk
 
 Images = UInt8[Tensor, "b c y x"]
@@ -84,8 +90,8 @@ class BatchAugment:
         if self.augment.crop == "inception":
             pixels = to_tensor(shrunk(image, self.decoded_side))
         elif self.augment.crop == "resize":
-            mode, size = pre.interpolation_mode, crop_source_size(pre)
-            pixels = v2.functional.resize(to_tensor(image), size, mode, antialias=pre.antialias)
+            size, options = crop_source_size(pre), resampling_options(pre)
+            pixels = v2.functional.resize(to_tensor(image), size, **options)
         else:
             pixels = whole_image(image, pre)
         return pixels.permute(1, 2, 0).contiguous().numpy()

@@ -26,13 +26,13 @@ from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.features import existing_cache, open_cache
 from vitrail.evaluation.held_out import is_recorded
 from vitrail.evaluation.predictor import Predictor
-from vitrail.files import cache_folder, move
-from vitrail.model import Classifier, build
+from vitrail.files import cache_folder, keep_compiled, move
+from vitrail.model import Classifier, build_meta
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.build import apply_hyperrule, build_model, build_schedule
 from vitrail.training.checkpoint import Counters, TrainState
-from vitrail.training.cost import start_meter
+from vitrail.training.cost import plan_compilation, start_meter
 from vitrail.training.hooks import SKIPPED_SHOWN, Hooks
 from vitrail.training.inputs import decoding_workers, evaluation_batch
 from vitrail.training.loop import Loop
@@ -190,7 +190,8 @@ def _run_training(
     began = time.perf_counter()
     objective = build_objective(config, model, data, devices)
     prepared = time.perf_counter() - began
-    state = _train_state(config, objective, devices)
+    compiled, _ = plan_compilation(config, len(data.part("train").targets), model, devices)
+    state = _train_state(config, objective, devices, compiled)
     _resume(state, run, devices)
     counters = state.counters
     counters.prepared += prepared
@@ -238,11 +239,14 @@ def _run_training(
     return counters, hooks.stop_signal
 
 
-def _train_state(config: Config, objective: Objective, devices: Devices) -> TrainState:
+def _train_state(
+    config: Config, objective: Objective, devices: Devices, compiled: bool
+) -> TrainState:
     """The objective on the devices, its optimizer and its EMA."""
     train, system = config.train, config.system
     wrapped = parallelize(objective, system.parallel, devices)
-    if system.compile and not train.freeze:
+    if compiled:
+        keep_compiled()
         graphs = system.graphs and devices.device.type == "cuda"
         objective.compiled.compile(mode="reduce-overhead" if graphs else None)
     float16 = devices.precision is torch.float16 and devices.device.type == "cuda"
@@ -278,8 +282,7 @@ def _save_model(run: Run, model: Classifier, state: TrainState) -> None:
     if state.objective.model is not model:  # a linear probe trains the head alone
         tensors = {f"head.{key}": x for key, x in tensors.items()}
         tensors = {key: x.cpu() for key, x in model.state_dict().items()} | tensors
-    with torch.device("meta"):
-        copy = build(model.architecture)
+    copy = build_meta(model.architecture)
     copy.load_state_dict(tensors, assign=True)
     copy.labels, copy.preprocess = model.labels, model.preprocess
     copy.training_data, copy.activation = model.training_data, model.activation
