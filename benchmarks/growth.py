@@ -26,7 +26,7 @@ from vitrail.devices import cores
 from vitrail.errors import one_line
 from vitrail.files import write_json
 
-FIGURE_12 = ("B/32", "B/16", "L/32", "L/16", "H/14", "R50x1", "R50x2", "R152x2")
+FIGURE_12 = ("B/32", "B/16", "L/32", "L/16", "H/14", "R50x1", "R50x2", "R152x4")
 """Models of the paper's figure, measured at the first five sizes."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 DEPTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48)

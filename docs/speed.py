@@ -16,6 +16,7 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 DOCS = Path(__file__).parent
 COLORS = ("#2549a8", "#c2452f", "#1c7a55", "#c9850f", "#6a3fa0", "#1a8a9c", "#b0347f", "#6f7d16")
@@ -110,6 +111,10 @@ def draw(plot: Plot, rows: list[Row], target: Path) -> None:
         places = sorted({x for line in lines.values() for x, _ in line})
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.minorticks_off()
+        heights = [y for line in lines.values() for _, y in line]
+        axes.set_ylim(min(heights) / 1.5, max(heights) * 1.5)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:,g}")
         axes.legend()
         figure.savefig(target, metadata={"Date": None})
 

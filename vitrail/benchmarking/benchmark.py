@@ -131,7 +131,7 @@ def _measure(
     requested = [t for t in timings if not settings.batches or t.batch in settings.batches]
     best = max(requested, key=lambda timing: timing.speed)
     largest, largest_by = None, "unknown"
-    if on_cpu:
+    if on_cpu and where.world == 1:
         largest, largest_by = extrapolated_batch(timings, max_bytes)
     elif where.device.type == "cuda" and where.world == 1:
         largest, largest_by = largest_batch(work, timings, settings.seconds)
