@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -152,7 +153,10 @@ def cache_folder() -> Path:
 def keep_compiled() -> None:
     """Have torch.compile keep graphs, kernels and tuning results for the next run; its own place is
     a temporary folder. The user's choice comes first."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    # torch itself sets the variable as soon as its compiler is imported.
+    if not chosen or chosen.startswith(str(Path(tempfile.gettempdir()) / "torchinductor_")):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "compiled")
 
 
 def fetch_file(url: str, folder: Path | None = None, retries: RetryPolicy = RETRIES) -> Path:

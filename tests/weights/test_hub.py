@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -228,9 +229,11 @@ def test_compiled_models_are_kept_in_the_cache_unless_the_user_chose_a_place(mon
         monkeypatch.setenv(name, "elsewhere")
     keep_compiled()
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    keep_compiled()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(Path("elsewhere") / "compiled")
+    torchs_own = str(Path(tempfile.gettempdir()) / "torchinductor_me")
+    for unset in ("", torchs_own):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", unset)
+        keep_compiled()
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(Path("elsewhere") / "compiled")
 
 
 @pytest.mark.parametrize("fault", ["truncate", "stall"])
