@@ -7,6 +7,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 import vitrail
 from tests.models import small
@@ -60,6 +61,16 @@ def test_help_and_models_do_not_import_torch():
         code += f"try:\n    main({call})\nexcept SystemExit:\n    pass\n"
         code += "assert 'torch' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_predict_imports_little_beside_torch(tmp_path):
+    Image.new("RGB", (40, 30), "teal").save(tmp_path / "a.png")
+    slow = ("torchvision", "torch._dynamo", "torch.distributed.fsdp", "sympy", "matplotlib")
+    code = "import sys\nfrom vitrail.cli import main\n"
+    code += f"try:\n    main(['predict', 'builtin', {str(tmp_path / 'a.png')!r}])\n"
+    code += f"except SystemExit:\n    pass\nassert not sys.modules.keys() & set({slow})\n"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert len(done.stdout.splitlines()) == 5
 
 
 def test_models_lists_names_with_cost_and_source():

@@ -254,6 +254,8 @@ def values(name: str, kind: Any) -> st.SearchStrategy[Any]:
         return st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
     if get_origin(kind) is tuple:
         return st.lists(st.floats(0, 1), max_size=4).map(tuple)
+    if bool in get_args(kind):
+        return st.one_of([values(name, part) for part in get_args(kind)])
     if get_args(kind):  # a side, or rows and columns
         sides = st.integers(1, 2000)
         return sides | st.tuples(sides, sides)
@@ -341,7 +343,6 @@ FROZEN = ["model.init=builtin", "train.freeze=true"]
         (["optim.beta2=0.95"], "optim.beta2"),
         (["optim.decay=constant", "optim.floor=1e-5"], "optim.floor"),
         (["optim.milestones=[0.5]"], "optim.milestones"),
-        (["system.graphs=true"], "system.graphs"),
         (["system.augment=cpu", "system.cache=disk"], "system.cache"),
         (["system.checkpoint_steps=5", "system.checkpoint_minutes=1"], "system.checkpoint_minutes"),
         (["train.steps=5", "train.epochs=2"], "train.steps and train.epochs"),

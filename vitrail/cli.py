@@ -365,8 +365,9 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) 
     "--sizes", default="", help="Image sizes, e.g. 64,128,224,384,512.  [default: the model's]"
 )
 @click.option(
-    "--batches", default="", help="Batch sizes, e.g. 1,64.  [default: 1, 2, 4, … to the peak]"
+    "--batches", default="", help="Batch sizes, e.g. 1,64.  [default: from 1 to the peak]"
 )
+@click.option("--depths", default="", help="Numbers of blocks of a ViT, e.g. 6,12,24.")
 @click.option("--train", is_flag=True, help="Measure forward and backward passes.")
 @click.option("--peers", is_flag=True, help="Also measure timm's model of the same name.")
 @click.option(
@@ -385,16 +386,18 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) 
 @DEVICE
 @AS_JSON
 def benchmark(
-    models: tuple[str, ...], sizes: str, batches: str, as_json: bool, **options: Any
+    models: tuple[str, ...], sizes: str, batches: str, depths: str, as_json: bool, **options: Any
 ) -> None:
     """Measure images per second, latency, memory and the largest batch.
 
-    A variant such as B/16 is built with random weights; any other MODEL is loaded.
+    A variant such as B/16 is built with random weights; any other MODEL is loaded. Under torchrun,
+    all processes together are measured, at the given --batches.
     """
     from vitrail.benchmarking.benchmark import benchmark, show
 
     options["sizes"] = parse_numbers("--sizes", sizes)
     options["batches"] = parse_numbers("--batches", batches)
+    options["depths"] = parse_numbers("--depths", depths)
     print_result(benchmark(models, **options), as_json, show)
 
 

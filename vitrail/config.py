@@ -224,11 +224,12 @@ class System:
     kernels: Literal["auto", "fused", "plain"] = "auto"
     """On an NVIDIA GPU in half precision: compute the encoder of a ViT with fused Triton kernels,
     or with those of PyTorch (plain); auto uses the fused ones where they cover the model."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile the model with torch.compile, which takes about a minute; auto does so on a GPU if
+    there are no fused kernels and the planned run is long enough to gain more than that."""
     graphs: Literal["auto"] | bool = "auto"
     """On a CUDA device: record the forward and backward pass as CUDA graphs and replay them, which
-    avoids the overhead of launching kernels. Without system.compile, this needs fused kernels, and
+    avoids the overhead of launching kernels. Without compilation, this needs fused kernels, and
     auto does so where they are used; with it, auto does not."""
     recompute: bool = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, about a
@@ -412,7 +413,6 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
         (optim.name == "sgd", "optim.name=sgd", ("optim.beta1", "optim.beta2")),
         (optim.decay not in ("cosine", "linear"), f"optim.decay={optim.decay}", ("optim.floor",)),
         (optim.decay != "staircase", f"optim.decay={optim.decay}", ("optim.milestones",)),
-        (not system.compile, "system.compile=false", ("system.graphs",)),
         (
             system.checkpoint_steps > 0,
             f"system.checkpoint_steps={system.checkpoint_steps}",

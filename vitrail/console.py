@@ -101,12 +101,12 @@ def _bar(title: str, *columns: Any, transient: bool) -> Iterator[Advance]:
 @contextmanager
 def byte_progress(title: str) -> Iterator[Advance]:
     """A bar with size, speed and time left of a download; lines in a log."""
-    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-
     if not _on_terminal():
         say(f"fetching {title}")
         yield log_progress(f"fetching {title}", unit=byte_size)
         return
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
     columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with _bar(title, *columns, transient=False) as advance:
         yield advance
@@ -115,11 +115,11 @@ def byte_progress(title: str) -> Iterator[Advance]:
 @contextmanager
 def count_progress(title: str, visible: bool = True) -> Iterator[Advance]:
     """A bar that counts images; lines in a log."""
-    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-
     if not visible or not _on_terminal():
         yield log_progress(title, visible)
         return
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
     with _bar(title, MofNCompleteColumn(), TimeRemainingColumn(), transient=True) as advance:
         yield advance
 

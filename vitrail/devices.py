@@ -6,7 +6,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from vitrail.errors import FailureError, VitrailError
@@ -308,6 +307,8 @@ def parallelize(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Device
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
         ids = [where.device.index] if where.device.type == "cuda" else None
         return DistributedDataParallel(task, device_ids=ids, gradient_as_bucket_view=True)
+    from torch.distributed.fsdp import fully_shard
+
     mesh = dist.init_device_mesh(where.device.type, (where.world,))
     # Block by block onto the devices: the whole model may be larger than any of them.
     for block in _blocks(task):
@@ -321,9 +322,17 @@ def parallelize(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Device
 
 def reshard(model: nn.Module) -> None:
     """Free the weights that a pass without gradients gathered."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in _sharded(model.modules()):
+        module.reshard()
+
+
+def _sharded(modules: Iterable[nn.Module]) -> list[Any]:
+    """Those that FSDP2 shards; a single process has none, and does without the slow import."""
+    if rank_and_world()[1] == 1:
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in modules if isinstance(module, FSDPModule)]
 
 
 def _blocks(task: nn.Module) -> list[nn.Module]:
@@ -343,9 +352,8 @@ def sync_gradients(task: nn.Module, last: bool) -> Iterator[None]:
         with task.no_sync():
             yield
         return
-    for module in (task, *task.children()):
-        if isinstance(module, FSDPModule):
-            module.set_requires_gradient_sync(last)
+    for module in _sharded((task, *task.children())):
+        module.set_requires_gradient_sync(last)
     yield
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -199,6 +200,15 @@ RETRIES = RetryPolicy()
 def cache_folder() -> Path:
     """Where downloads are stored: `$VITRAIL_CACHE`, else `~/.cache/vitrail`."""
     return Path(os.environ.get("VITRAIL_CACHE") or "~/.cache/vitrail").expanduser()
+
+
+def keep_compiled() -> None:
+    """Have torch.compile keep graphs, kernels and tuning results for the next run; its own place is
+    a temporary folder. The user's choice comes first."""
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    # torch itself sets the variable as soon as its compiler is imported.
+    if not chosen or chosen.startswith(str(Path(tempfile.gettempdir()) / "torchinductor_")):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache_folder() / "compiled")
 
 
 def fetch_file(url: str, folder: Path | None = None, retries: RetryPolicy = RETRIES) -> Path:

@@ -18,6 +18,7 @@ from vitrail.benchmarking.measure import (
     Timing,
     Workload,
     _enough,
+    _next_batch,
     attempt,
     extrapolated_batch,
     largest_batch,
@@ -231,23 +232,57 @@ def test_timm_has_the_models_it_is_said_to_have():
     assert theirs["Axial-B/16"] == theirs["R+Ti/16"] == theirs["b/32"] == ""
 
 
+CAPACITY = 140 * 10**9
+
+
+def timed(*batches: int, each: int = 0, base: int = 10**9) -> list[Timing]:
+    """Measured batches of a model that takes so many bytes for each image."""
+    return [Timing(batch, 1e-6 * batch, base + each * batch) for batch in batches]
+
+
 @pytest.mark.parametrize("holds", [1, 5, 37, 1000])
-def test_the_largest_batch_is_found_by_doubling_and_bisection(holds):
+def test_the_largest_batch_is_found_without_a_prediction(holds):
     work = hungry(holds)
-    found, by = largest_batch(work, 1, seconds=60.0)
+    found, by = largest_batch(work, timed(1), seconds=60.0)
     assert by == "memory"
     assert 0.98 * holds <= found <= holds
     assert len(work.model.tried) < 25
 
 
-def test_the_search_ends_at_the_limit_and_with_the_time():
-    assert largest_batch(hungry(MAX_BATCH), 1, seconds=60.0) == (MAX_BATCH, "limit")
-    assert largest_batch(hungry(100), 4, seconds=0.0) == (4, "time")
+@pytest.mark.parametrize(
+    ("wrong", "tries"), [(0.0, 2), (0.02, 6), (-0.02, 6), (0.3, 14), (-0.3, 14)]
+)
+@pytest.mark.parametrize("each", [10_000_000, 70_000_000, 10**9, 30 * 10**9])
+def test_two_batches_predict_the_largest(monkeypatch, each, wrong, tries):
+    """`wrong` is by how much more can be held than predicted."""
+    monkeypatch.setattr(measure, "_capacity", lambda device: CAPACITY)
+    holds = int((1 + wrong) * (CAPACITY - 10**9) / each)
+    work = hungry(holds)
+    found, by = largest_batch(work, timed(1, 2, each=each), seconds=60.0)
+    assert by == "memory"
+    assert found <= holds <= found + max(1, found // 100)
+    assert len(work.model.tried) <= tries
+
+
+def test_a_prediction_beyond_the_limit_tries_the_limit(monkeypatch):
+    monkeypatch.setattr(measure, "_capacity", lambda device: CAPACITY)
+    work = hungry(MAX_BATCH)
+    assert largest_batch(work, timed(1, 2, each=1000), seconds=60.0) == (MAX_BATCH, "limit")
+    assert work.model.tried == [MAX_BATCH]
+
+
+def test_the_search_ends_at_the_limit_and_with_the_time(monkeypatch):
+    assert largest_batch(hungry(MAX_BATCH), timed(1), seconds=60.0) == (MAX_BATCH, "limit")
+    assert largest_batch(hungry(100), timed(4), seconds=0.0) == (4, "time")
+    monkeypatch.setattr(measure, "_capacity", lambda device: CAPACITY)
+    work = hungry(100)
+    found = largest_batch(work, timed(2, 4, each=10**9), seconds=0.0)
+    assert (found, work.model.tried) == ((139, "extrapolation"), [])
 
 
 @pytest.mark.parametrize(("said", "lacks"), TOO_MANY.items())
 def test_a_batch_beyond_what_kernels_count_does_not_fit_either(said, lacks):
-    found, by = largest_batch(hungry(37, RuntimeError(said)), 1, seconds=60.0)
+    found, by = largest_batch(hungry(37, RuntimeError(said)), timed(1), seconds=60.0)
     assert (found, by) == (37, lacks)
     tried, ended = time_batches(hungry(3, RuntimeError(said)), (), 60.0, 0)
     assert ([one.batch for one in tried], ended) == ([1, 2], lacks)
@@ -264,9 +299,11 @@ def test_only_a_batch_that_is_too_large_is_forgiven():
         attempt(wrong)
 
 
-def test_batches_double_until_memory_ends_or_larger_ones_are_no_faster():
+def test_batches_grow_until_memory_ends_or_larger_ones_are_no_faster():
     found, by = time_batches(hungry(3), (), 60.0, 0)
     assert ([one.batch for one in found], by) == ([1, 2], "memory")
+    found, by = time_batches(hungry(7), (1, 4, 8, 16), 60.0, 0)
+    assert ([one.batch for one in found], by) == ([1, 4], "memory")
     with pytest.raises(FailureError, match="out of memory at batch size 8"):
         time_batches(hungry(3), (8,), 60.0, 0)
     flat = [Timing(batch, batch / 100, 0) for batch in (1, 2, 4, 8)]
@@ -275,13 +312,24 @@ def test_batches_double_until_memory_ends_or_larger_ones_are_no_faster():
     assert not _enough([*flat[:3], Timing(8, 0.04, 0)], 16, 60.0)
 
 
-@pytest.mark.parametrize(("slow", "by", "largest"), [(0.0, "limit", MAX_BATCH), (0.1, "time", 16)])
+def test_batches_are_quadrupled_while_the_device_is_idle():
+    idle = [Timing(batch, 0.01, 0) for batch in (1, 2, 8)]
+    busy = [*idle, Timing(32, 0.03, 0)]
+    assert [_next_batch(idle[:n], (), 1000) for n in (1, 2, 3)] == [2, 8, 32]
+    assert _next_batch(busy, (), 1000) == 64
+    assert _next_batch(idle, (), 32) == 16  # 32 did not fit
+    assert _next_batch(idle, (), 16) == 0
+    assert [_next_batch(idle[:n], (1, 2, 8), 1000) for n in (1, 2, 3)] == [2, 8, 0]
+    assert _next_batch([], (4, 8), 4) == 0
+
+
+@pytest.mark.parametrize(("slow", "by", "largest"), [(0.0, "limit", MAX_BATCH), (0.1, "time", 4)])
 def test_every_doubling_gets_its_share_of_the_time(monkeypatch, slow, by, largest):
     clock = SimpleNamespace(now=0.0)
 
     def timed(work: Workload, batch: int, budget: float) -> Timing:
         clock.now += budget + slow
-        return Timing(batch, 0.001 + slow, 0)
+        return Timing(batch, (0.0001 + slow) * batch**0.5, 0)
 
     monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     monkeypatch.setattr(measure, "_time_batch", timed)
@@ -324,11 +372,22 @@ def test_the_budget_is_half_of_what_is_free_or_what_is_given(weights):
     assert [one["batch"] for one in result["batches"]] == [1]
 
 
-def test_several_processes_are_refused(weights, monkeypatch):
+def test_models_of_other_depths_are_built(weights):
+    result = benchmark(["Ti/16"], sizes=(32,), depths=(1, 3), **QUICK)
+    assert [row["depth"] for row in result["results"]] == [1, 3]
+    shallow, deep = (row["parameters"] for row in result["results"])
+    assert deep > shallow
+    with pytest.raises(VitrailError, match="is not a variant"):
+        benchmark([weights], depths=(3,), **QUICK)
+
+
+def test_several_processes_need_batches_they_can_share(weights, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    with pytest.raises(VitrailError, match="without torchrun"):
-        benchmark([weights], **QUICK)
+    with pytest.raises(VitrailError, match="several processes need --batches"):
+        benchmark([weights], device="cpu")
+    with pytest.raises(VitrailError, match="--batches 3: not divisible by 2 processes"):
+        benchmark([weights], device="cpu", batches=(2, 3))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as F
 from vitrail.config import Augment
 from vitrail.data import batch_augment
 from vitrail.data.augment import OPERATIONS as PILLOW
-from vitrail.data.augment import to_tensor, training_transform
+from vitrail.data.augment import training_transform
 from vitrail.data.batch_augment import (
     OPERATIONS,
     BatchAugment,
@@ -20,7 +20,7 @@ from vitrail.data.batch_augment import (
     fill_boxes,
     resize,
 )
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Preprocessing, to_tensor
 
 FILL = (124, 116, 104)
 POSITIONS = np.arange(400)

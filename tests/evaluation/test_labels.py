@@ -1,8 +1,8 @@
 import pytest
 
+from vitrail.data.dataset import imagenet_classes
 from vitrail.errors import VitrailError
 from vitrail.evaluation.labels import NEW_HEAD, class_order
-from vitrail.imagenet.classes import categories
 
 
 def test_the_same_classes_need_no_change():
@@ -28,7 +28,7 @@ WORDNET = ("n01440764", *(f"n{i:08d}" for i in range(2_000_000, 2_000_998)), "n1
 )
 def test_folders_that_may_be_imagenets_are_told_how_to_be_read(labels, says):
     with pytest.raises(VitrailError, match="this model has 1000 classes") as caught:
-        class_order(categories(), labels)
+        class_order(imagenet_classes(), labels)
     assert str(caught.value).endswith(says)
     with pytest.raises(VitrailError) as caught:
         class_order(("a", "b"), labels)

@@ -18,12 +18,11 @@ from tests.data.pictures import write_tar
 from tests.evaluation.examples import linear
 from tests.models import small
 from vitrail.data.catalog import open_named
-from vitrail.data.dataset import ArraySource
+from vitrail.data.dataset import ArraySource, imagenet_classes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.metrics import Predictions
 from vitrail.evaluation.show import lines
-from vitrail.imagenet.classes import categories
 from vitrail.imagenet.evaluate import evaluate, open_variant, relabel
 from vitrail.imagenet.objectnet import objectnet
 from vitrail.imagenet.real import real
@@ -98,7 +97,7 @@ def test_a_guess_is_right_if_it_is_any_label_and_images_without_labels_are_left_
     assert "loss" not in result
     assert result["intervals"]["top1"][0] < 0.4 < result["intervals"]["top1"][1]
     wrong = {mistake["name"].partition("/")[2]: mistake["truth"] for mistake in result["mistakes"]}
-    assert wrong[image(5)] == categories()[55]
+    assert wrong[image(5)] == imagenet_classes()[55]
     assert lines(result)[0].endswith(f"n = 5, {validation} (real labels)")
     assert "excluded  1 images without a valid label" in lines(result)
 
@@ -208,7 +207,7 @@ def test_where_real_json_is_looked_for_is_told(validation, tmp_path, monkeypatch
 
 
 def by_synonyms() -> tuple[str, ...]:
-    return tuple(f"{name}, another name" for name in categories())
+    return tuple(f"{name}, another name" for name in imagenet_classes())
 
 
 def by_numbers() -> tuple[str, ...]:
@@ -293,7 +292,7 @@ def test_the_border_is_cut_off(objects):
 
 def test_masking_follows_a_model_that_knows_the_classes_in_another_order(objects):
     class Turned(Reader):
-        labels = categories()[::-1]
+        labels = imagenet_classes()[::-1]
 
         def forward(self, pixels):
             return super().forward(pixels).flip(-1)
@@ -345,7 +344,7 @@ def test_numbered_folders_are_imagenets_classes_in_the_order_of_numbers(tmp_path
     result = judge(tmp_path / "v2", "imagenet")
     assert (result["n"], result["top1"], result["top5"]) == (4, 3 / 4, 1.0)
     named = {row["name"]: row["n"] for row in result["per_class"] if row["n"]}
-    assert list(named) == [categories()[i] for i in (0, 2, 10, 999)]
+    assert list(named) == [imagenet_classes()[i] for i in (0, 2, 10, 999)]
 
 
 def test_the_catalog_has_imagenet_v2_with_imagenets_names(place):
@@ -356,7 +355,7 @@ def test_the_catalog_has_imagenet_v2_with_imagenets_names(place):
         (folder / "a.png").symlink_to(one)
     data = open_named("imagenet_v2")
     assert list(data.parts) == ["test"]
-    assert data.labels == categories()
+    assert data.labels == imagenet_classes()
     assert data.test.names[:3] == ["0/a.png", "1/a.png", "2/a.png"]
     assert judge("imagenet_v2", "imagenet")["top1"] == 1 / 1000
 
@@ -386,7 +385,7 @@ def test_of_some_numbered_folders_it_is_said_how_they_are_read(tmp_path, capsys)
 
 def test_folders_may_have_imagenets_names(tmp_path, capsys):
     for number in (0, 1):
-        spell(tmp_path / "fish" / categories()[number] / "a.png", number)
+        spell(tmp_path / "fish" / imagenet_classes()[number] / "a.png", number)
     assert judge(tmp_path / "fish", "imagenet")["top1"] == 1.0
     assert not capsys.readouterr().err
 

@@ -32,7 +32,7 @@ def test_fused_kernels_compute_what_the_plain_code_does(names):
 
 def test_a_cpu_uses_the_plain_code():
     model = vitrail.create("B/16", classes=5, size=32, width=32, depth=1, heads=2, mlp=64)
-    assert not model.fuse(torch.bfloat16)
+    assert not model.fuse(torch.device("cpu"), torch.bfloat16)
     assert not model.fused
 
 

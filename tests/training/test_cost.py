@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from vitrail import create, save
+from vitrail.config import load_config
 from vitrail.devices import Devices, energy, peak_memory, peak_rss, read_energy, reset_peak
 from vitrail.training import train as training
-from vitrail.training.cost import DAY, Meter, earlier_cost, exaflops
+from vitrail.training.cost import DAY, Meter, earlier_cost, exaflops, plan_compilation
 from vitrail.training.objectives import build_objective
 from vitrail.training.train import train
 from vitrail.weights.published import COSTS
@@ -198,3 +199,41 @@ def test_the_drivers_millijoules_are_joules(uuid):
 def test_a_driver_that_does_not_count_is_not_guessed_for():
     assert read_energy(driver(refusal=3), "1234") is None
     assert read_energy(driver(), "5678") is None
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> Devices:
+    monkeypatch.setattr(Devices, "peak", lambda self: 989e12)
+    return Devices(torch.device("cuda"), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "variant", "compiled", "length"),
+    [
+        (["train.steps=500"], "B/16", False, "78 s"),
+        (["train.steps=20000"], "B/16", True, "52 min"),
+        (["train.epochs=90"], "B/16", True, "1.7 h"),
+        (["train.minutes=4"], "B/16", False, "4 min"),
+        (["train.minutes=6"], "B/16", True, "6 min"),
+        # A small batch does not make a step as short as its arithmetic.
+        (["train.steps=100000", "train.batch=1"], "Ti/16", True, "26 min"),
+    ],
+)
+def test_a_run_is_compiled_if_it_is_long_enough(gpu, settings, variant, compiled, length):
+    chosen, note = plan_compilation(load_config(None, settings), 224_000, create(variant), gpu)
+    assert chosen is compiled
+    shown = "" if compiled else "not "
+    assert note == f"{shown}compiled (auto: about {length} of training)"
+
+
+def test_compilation_is_a_matter_of_the_gpu_and_of_the_user(gpu):
+    def plan(*settings: str, devices: Devices = gpu) -> tuple[bool, str]:
+        config = load_config(None, ["train.steps=20000", *settings])
+        return plan_compilation(config, 100, create("B/16"), devices)
+
+    cpu = Devices(torch.device("cpu"), torch.float32)
+    assert plan(devices=cpu) == (False, "")
+    assert plan("system.compile=true", devices=cpu) == (True, "compiled")
+    assert plan("system.compile=true", "train.steps=1") == (True, "compiled")
+    assert plan("system.compile=false") == (False, "")
+    assert plan("model.init=builtin", "train.freeze=true") == (False, "")

@@ -39,7 +39,7 @@ def test_fused_gradients_are_as_near_to_float64_as_plain_ones(gelu, kind, size):
     images = torch.randn(8, 3, size, size, device="cuda")
     model = small(gelu=gelu, size=size)
     plain = gradients(model, images, kind)
-    assert model.fuse(kind)
+    assert model.fuse(torch.device("cuda"), kind)
     fused = gradients(model, images, kind)
     model.fused = False
     truth = gradients(model.double(), images.double())
@@ -56,7 +56,7 @@ def test_gelu_of_inference_is_the_models(gelu):
     with torch.no_grad():
         truth, wrong = model.double()(images.double()), other.double()(images.double())
         model.half()
-        assert model.fuse()
+        assert model.fuse(torch.device("cuda"), torch.float16)
         found = model(images)
     assert distance(found, truth) < 0.5 * distance(found, wrong)
 
@@ -77,7 +77,7 @@ def steps(model, optimizer, numbers):
 def trained(*parts):
     """Weights after updates, recorded anew for each part."""
     model = small(drop_path=0.5).train()
-    assert model.fuse(torch.bfloat16)
+    assert model.fuse(torch.device("cuda"), torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for part in parts:
         model.__dict__.pop("forward", None)
@@ -96,7 +96,7 @@ def test_recorded_training_is_repeatable_and_resumes_exactly():
 
 def test_other_batches_are_not_recorded():
     model = small().train()
-    model.fuse(torch.bfloat16)
+    model.fuse(torch.device("cuda"), torch.bfloat16)
     graph_forward(model, 4)
     images = torch.randn(6, 3, 224, 224, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
@@ -117,6 +117,6 @@ def test_float8_keeps_features():
     images = torch.randn(8, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         truth = model.features(images).double()
-        assert model.fuse()
+        assert model.fuse(torch.device("cuda"), torch.bfloat16)
         kernels.quantize(model.blocks)
         assert distance(model.features(images), truth) < 0.15

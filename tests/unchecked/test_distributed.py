@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from tests.data.lists import write_lists
 from tests.processes import start, together
+from vitrail.benchmarking.benchmark import benchmark
 from vitrail.config import load_config
 from vitrail.devices import setup_devices
 from vitrail.model import create
@@ -304,3 +305,20 @@ def test_processes_agree_on_what_is_absent_though_each_sees_another_disk(tmp_pat
     for rank in "01":
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert found == [["vtab/dtd"], ["vtab/pets", "vtab/svhn"]]
+
+
+def write_benchmark(folder: Path) -> None:
+    result = benchmark(
+        ["Ti/16"], sizes=(32,), depths=(1,), batches=(2, 4), train=True, seconds=0.2, device="cpu"
+    )
+    (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
+
+
+def test_a_benchmark_of_two_processes_agrees_on_the_time_of_all(tmp_path):
+    together(2, write_benchmark, tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first["processes"] == second["processes"] == 2
+    speeds = [[one["images_per_second"] for one in found["batches"]] for found in (first, second)]
+    assert speeds[0] == speeds[1]
+    assert [one["batch"] for one in first["batches"]] == [2, 4]
+    assert (first["latency_ms"], first["largest_batch"]) == (None, None)

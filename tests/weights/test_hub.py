@@ -2,9 +2,11 @@
 
 import base64
 import hashlib
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from vitrail.errors import VitrailError
-from vitrail.files import RetryPolicy, cache_folder
+from vitrail.files import RetryPolicy, cache_folder, keep_compiled
 from vitrail.weights.hub import fetch
 
 QUICK = RetryPolicy(timeout=0.3, attempts=3, backoff=0.01)
@@ -220,6 +222,18 @@ def test_the_cache_is_where_the_environment_says(
     assert fetch(serve(site)).is_relative_to(tmp_path / "elsewhere")
     monkeypatch.delenv("VITRAIL_CACHE")
     assert cache_folder() == Path.home() / ".cache" / "vitrail"
+
+
+def test_compiled_models_are_kept_in_the_cache_unless_the_user_chose_a_place(monkeypatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "VITRAIL_CACHE"):
+        monkeypatch.setenv(name, "elsewhere")
+    keep_compiled()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    torchs_own = str(Path(tempfile.gettempdir()) / "torchinductor_me")
+    for unset in ("", torchs_own):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", unset)
+        keep_compiled()
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(Path("elsewhere") / "compiled")
 
 
 @pytest.mark.parametrize("fault", ["truncate", "stall"])

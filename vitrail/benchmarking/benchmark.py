@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,9 @@ class BenchmarkOptions:
     sizes: tuple[int, ...] = ()
     """Image sides in pixels; empty: each model's own."""
     batches: tuple[int, ...] = ()
-    """Batch sizes; empty: 1, 2, 4 … until larger ones are no faster."""
+    """Batch sizes, of all processes together; empty: from 1 up until larger ones are no faster."""
+    depths: tuple[int, ...] = ()
+    """Numbers of blocks, for the names of ViTs; empty: their own."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     train: bool = False
@@ -50,9 +53,10 @@ class BenchmarkOptions:
     """GiB that a batch may use on a CPU; 0: half of what is free."""
 
     def __post_init__(self) -> None:
-        for what, values in (("--sizes", self.sizes), ("--batches", self.batches)):
-            if any(value < 1 for value in values):
-                raise VitrailError(f"{what} {min(values)}: expected whole numbers from 1 up")
+        for what in ("sizes", "batches", "depths"):
+            if min(getattr(self, what), default=1) < 1:
+                least = min(getattr(self, what))
+                raise VitrailError(f"--{what} {least}: expected whole numbers from 1 up")
         if max(self.batches, default=1) > MAX_BATCH:
             raise VitrailError(f"--batches {max(self.batches)}: expected at most {MAX_BATCH}")
         if self.seconds <= 0 or self.memory < 0:
@@ -71,8 +75,8 @@ def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
         raise VitrailError("no model to measure; name a variant such as B/16, or any MODEL")
     settings = replace(settings, memory=settings.memory or free_gib() / 2)
     with setup_devices(settings.device, settings.precision) as where:
-        if where.world > 1:
-            raise VitrailError("a benchmark measures one device; run it without torchrun")
+        if where.world > 1 and not settings.batches:
+            raise VitrailError("several processes need --batches, e.g. --batches 256")
         on_cpu = where.device.type == "cpu"
         conditions = {
             "device": str(where.device),
@@ -80,17 +84,18 @@ def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
             "hardware": where.hardware(),
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
+            "processes": where.world,
             "mode": "training" if settings.train else "inference",
             "memory_budget_bytes": int(settings.memory * GIB) if on_cpu else None,
         }
         rows: list[dict[str, Any]] = []
         errors: list[VitrailError] = []
-        cases = [(model, size) for model in models for size in settings.sizes or (None,)]
-        with count_progress("measuring") as advance:
+        cases = list(product(models, settings.sizes or (None,), settings.depths or (None,)))
+        with count_progress("measuring", where.main) as advance:
             advance(0, total=len(cases))
-            for model, size in cases:
+            for model, size, depth in cases:
                 try:
-                    rows.append(_measure(model, size, where, settings))
+                    rows.append(_measure(model, size, depth, where, settings))
                 except (VitrailError, RuntimeError) as error:
                     errors.append(_without_traceback(error))
                     rows.append({"model": str(model), "size": size, "error": str(errors[-1])})
@@ -108,11 +113,15 @@ def _without_traceback(error: VitrailError | RuntimeError) -> VitrailError:
 
 
 def _measure(
-    model: str | Path, size: int | None, where: Devices, settings: BenchmarkOptions
+    model: str | Path,
+    size: int | None,
+    depth: int | None,
+    where: Devices,
+    settings: BenchmarkOptions,
 ) -> dict[str, Any]:
     """All figures of one model at one size."""
     release_memory()
-    built = _build_model(model, size, where.device)
+    built = _build_model(model, size, depth, where.device)
     a = built.architecture
     work = Workload(built, where, (a.channels, *a.size), settings.train).prepared()
     on_cpu = where.device.type == "cpu"
@@ -122,15 +131,16 @@ def _measure(
     requested = [t for t in timings if not settings.batches or t.batch in settings.batches]
     best = max(requested, key=lambda timing: timing.speed)
     largest, largest_by = None, "unknown"
-    if on_cpu:
+    if on_cpu and where.world == 1:
         largest, largest_by = extrapolated_batch(timings, max_bytes)
-    elif where.device.type == "cuda":
-        largest, largest_by = largest_batch(work, timings[-1].batch, settings.seconds)
+    elif where.device.type == "cuda" and where.world == 1:
+        largest, largest_by = largest_batch(work, timings, settings.seconds)
     single = None if work.min_batch > 1 else latency(work, settings.seconds / 10)
     cost = model_cost(a)
     row: dict[str, Any] = {
         "model": str(model),
         "variant": variant_name(a),
+        "depth": getattr(a, "depth", None),
         "size": list(a.size),
         "parameters": cost.parameters,
         "gmacs": cost.gmacs,
@@ -148,11 +158,16 @@ def _measure(
     return row
 
 
-def _build_model(model: str | Path, size: int | None, device: torch.device) -> Classifier:
+def _build_model(
+    model: str | Path, size: int | None, depth: int | None, device: torch.device
+) -> Classifier:
     """The name of a variant is built with random weights; any other MODEL is loaded."""
     if not Path(model).exists() and _is_variant(str(model)):
+        options = {} if depth is None else {"depth": depth}
         with torch.device(device):
-            return create(str(model), size=size or 224)
+            return create(str(model), size=size or 224, **options)
+    if depth is not None:
+        raise VitrailError(f"--depths builds models with random weights; {model} is not a variant")
     return load(model, size=size)
 
 

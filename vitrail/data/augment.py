@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 
 from vitrail.config import Augment
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.preprocessing import Preprocessing, to_tensor
 
 Color = tuple[int, ...]
 _Step = Callable[[Any], Any]
@@ -50,8 +49,7 @@ def training_transform(
 
 def _crop_steps(augment: Augment, preprocessing: Preprocessing) -> list[_Step]:
     rows, columns = size = preprocessing.size
-    mode, antialias = preprocessing.interpolation_mode, preprocessing.antialias
-    resampling: dict[str, Any] = {"interpolation": mode, "antialias": antialias}
+    resampling = resampling_options(preprocessing)
     if augment.crop == "inception":
         # Aspect ratios from 3/4 to 4/3 of the model's.
         ratio = (0.75 * columns / rows, columns / (0.75 * rows))
@@ -85,20 +83,18 @@ def mean_color(preprocessing: Preprocessing) -> Color:
 
 def whole_image(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "c y x"]:
     """The evaluation's resize and crop, in bytes."""
-    resized = preprocessing.resize(to_tensor(image))
+    sides = list(preprocessing.resized(image.height, image.width))
+    options = resampling_options(preprocessing)
+    resized = v2.functional.resize(to_tensor(image), sides, **options)
     if not preprocessing.short_side:
         return resized
     return v2.functional.center_crop(resized, list(preprocessing.size))
 
 
-# For small images, the overhead of torchvision's classes would dominate.
-
-
-def to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
-    pixels = np.array(image)
-    if pixels.ndim == 2:
-        return torch.from_numpy(pixels)[None]
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+def resampling_options(preprocessing: Preprocessing) -> dict[str, Any]:
+    """For torchvision's functions that resize."""
+    mode = InterpolationMode(preprocessing.interpolation)
+    return {"interpolation": mode, "antialias": preprocessing.antialias}
 
 
 def _to_pil(image: UInt8[Tensor, "c y x"]) -> Image.Image:

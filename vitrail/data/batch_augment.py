@@ -20,9 +20,15 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from vitrail.config import Augment
-from vitrail.data.augment import Color, crop_source_size, mean_color, to_tensor, whole_image
+from vitrail.data.augment import (
+    Color,
+    crop_source_size,
+    mean_color,
+    resampling_options,
+    whole_image,
+)
 from vitrail.data.draws import derive_seed, uniform
-from vitrail.data.preprocessing import Preprocessing, resampling_kernel
+from vitrail.data.preprocessing import Preprocessing, resampling_kernel, to_tensor
 from vitrail.data.store import shrunk
 
 Images = UInt8[Tensor, "b c y x"]
@@ -85,8 +91,8 @@ class BatchAugment:
             pixels = np.array(shrunk(image, self.decoded_side))
             return pixels if self.channels == 3 else pixels[..., None]
         if self.augment.crop == "resize":
-            mode, size = pre.interpolation_mode, crop_source_size(pre)
-            resized = v2.functional.resize(to_tensor(image), size, mode, antialias=pre.antialias)
+            size, options = crop_source_size(pre), resampling_options(pre)
+            resized = v2.functional.resize(to_tensor(image), size, **options)
         else:
             resized = whole_image(image, pre)
         return resized.permute(1, 2, 0).contiguous().numpy()

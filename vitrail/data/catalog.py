@@ -27,6 +27,7 @@ from vitrail.data.dataset import (
     Source,
     Splits,
     hash_fractions,
+    imagenet_classes,
     stable_name,
     stratified,
     subset,
@@ -228,9 +229,7 @@ def _readable(source: Source) -> Source:
     wnids = len(source.labels) == 1000 and all(re.fullmatch(r"n\d{8}", x) for x in source.labels)
     if not (numbers or wnids) or not isinstance(source, FolderSource | ShardSource):
         return source
-    from torchvision.models import ResNet50_Weights
-
-    return replace(source, labels=tuple(ResNet50_Weights.DEFAULT.meta["categories"]))
+    return replace(source, labels=imagenet_classes())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -369,3 +370,10 @@ def hash_fractions(names: Iterable[str]) -> _Fractions:
 def subset(source: Source, chosen: Bool[np.ndarray, " n"]) -> Subset:
     """The chosen images, in the source's order."""
     return Subset(source, np.flatnonzero(chosen))
+
+
+@cache
+def imagenet_classes() -> tuple[str, ...]:
+    """The 1,000 classes in the order of their WordNet numbers, as torchvision names them."""
+    text = Path(__file__).with_name("imagenet.txt").read_text(encoding="utf-8")
+    return tuple(text.splitlines())

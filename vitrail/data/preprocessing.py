@@ -1,16 +1,15 @@
 """Preprocessing: from an image to the model's input; saved with the weights."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
 from PIL import Image
-from torch import Tensor, nn
-from torchvision.transforms import InterpolationMode, v2
+from torch import Tensor
 
 from vitrail.data.decode import open_image, readable, upright
 from vitrail.errors import VitrailError
@@ -50,27 +49,25 @@ class Preprocessing:
             raise VitrailError(f"images have 1 or 3 channels, this model takes {len(self.mean)}")
         with readable("the image"):
             rgb = upright(image)
-        return self.transform()(rgb if len(self.mean) == 3 else rgb.convert("L"))
+        pixels = self._resize(rgb if len(self.mean) == 3 else rgb.convert("L"))
+        if self.short_side:
+            pixels = _center_crop(pixels, self.size)
+        mean, std = (torch.tensor(color)[:, None, None] for color in (self.mean, self.std))
+        return (pixels - mean).div_(std)
 
-    @property
-    def interpolation_mode(self) -> InterpolationMode:
-        return InterpolationMode(self.interpolation)
+    def _resize(self, image: Image.Image) -> Float[Tensor, "c y x"]:
+        """To the size itself, or to the one that the center is cropped from.
 
-    def transform(self) -> Callable[[Any], Tensor]:
-        """The steps on a PIL image, from torchvision."""
-        to_float: list[nn.Module] = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-        # Pillow always antialiases; without it the tensor is resized instead.
-        resize = v2.Lambda(self.resize)
-        steps = [resize, *to_float] if self.antialias else [*to_float, resize]
-        crop = [v2.CenterCrop(list(self.size))] if self.short_side else []
-        return v2.Compose([*steps, *crop, v2.Normalize(list(self.mean), list(self.std))])
-
-    def resize(self, image: Any) -> Any:
-        """To the size itself, or to the one that the center is cropped from."""
-        rows, columns = self.resized(*v2.functional.get_size(image))
-        return v2.functional.resize(
-            image, [rows, columns], self.interpolation_mode, antialias=self.antialias
-        )
+        Pillow always antialiases; without it, the tensor is resized instead. torchvision gives the
+        same numbers, but importing it takes longer than a prediction.
+        """
+        rows, columns = self.resized(image.height, image.width)
+        if self.antialias and image.size != (columns, rows):
+            image = image.resize((columns, rows), Image.Resampling[self.interpolation.upper()])
+        pixels = to_tensor(image).float().mul_(1 / 255)
+        if pixels.shape[1:] == (rows, columns):
+            return pixels
+        return F.interpolate(pixels[None], (rows, columns), mode=self.interpolation)[0]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns before the center crop."""
@@ -87,6 +84,20 @@ class Preprocessing:
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, for a file's metadata."""
         return asdict(self)
+
+
+def to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
+    pixels = np.array(image)
+    if pixels.ndim == 2:
+        return torch.from_numpy(pixels)[None]
+    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+
+
+def _center_crop(pixels: Float[Tensor, "c y x"], size: tuple[int, int]) -> Float[Tensor, "c r s"]:
+    """The middle; what is smaller gets a black border."""
+    (height, width), (rows, columns) = pixels.shape[1:], size
+    top, left = round((height - rows) / 2), round((width - columns) / 2)
+    return F.pad(pixels, [-left, columns + left - width, -top, rows + top - height])
 
 
 def resampling_kernel(

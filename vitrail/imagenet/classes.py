@@ -4,27 +4,19 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 from jaxtyping import Int
 from PIL import Image, ImageOps
 
 from vitrail.console import say
-from vitrail.data.dataset import Source, Subset
+from vitrail.data.dataset import Source, Subset, imagenet_classes
 from vitrail.errors import VitrailError
 
 CLASSES = 1000
 _WORDNET = ("n01440764", "n15075141")
 """The first and the last of its classes."""
-
-
-@cache
-def categories() -> tuple[str, ...]:
-    """ImageNet's classes in the order of their WordNet numbers, as torchvision names them."""
-    from torchvision.models import ResNet50_Weights
-
-    return tuple(ResNet50_Weights.DEFAULT.meta["categories"])
 
 
 @dataclass(frozen=True)
@@ -39,7 +31,7 @@ class ImageNetSubset(Subset):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return categories()
+        return imagenet_classes()
 
     @cached_property
     def targets(self) -> Int[np.ndarray, " n"]:
@@ -61,9 +53,8 @@ def labeled_by_folder(source: Source, name: str) -> ImageNetSubset:
             "(1, 2, 3 … alone could be any classes: use names)"
         )
     if len(numbers) < CLASSES and source.labels[0].isdecimal():
-        first = (
-            f"folder {source.labels[0]} is read as class {numbers[0]}, {categories()[numbers[0]]}"
-        )
+        name = imagenet_classes()[numbers[0]]
+        first = f"folder {source.labels[0]} is read as class {numbers[0]}, {name}"
         say(f"labels   {first}, and the other {len(numbers) - 1:,} likewise")
     correct = [(numbers[target],) for target in source.targets.tolist()]
     return ImageNetSubset(source, np.arange(len(correct)), correct)
@@ -71,15 +62,15 @@ def labeled_by_folder(source: Source, name: str) -> ImageNetSubset:
 
 def class_numbers(labels: Sequence[str]) -> list[int] | None:
     """The ImageNet class of each class of the data; None where they are other classes."""
-    if tuple(labels) == categories():
+    if tuple(labels) == imagenet_classes():
         return list(range(CLASSES))
     # Both are sorted by ID; the first and last tell ImageNet's from any other 1,000 synsets.
     if len(labels) == CLASSES and (labels[0], labels[-1]) == _WORDNET:
         return list(range(CLASSES)) if all(re.fullmatch(r"n\d{8}", x) for x in labels) else None
     if labels and all(re.fullmatch(r"\d{1,3}", label) for label in labels):
         return _as_numbers(list(map(int, labels)))
-    names = {name: number for number, name in enumerate(categories())}
-    twice = {name for name, count in Counter(categories()).items() if count > 1}
+    names = {name: number for number, name in enumerate(imagenet_classes())}
+    twice = {name for name, count in Counter(imagenet_classes()).items() if count > 1}
     known = labels and {*labels} <= names.keys() - twice
     return [names[label] for label in labels] if known else None
 

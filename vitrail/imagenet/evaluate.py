@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.data.catalog import data_folder
-from vitrail.data.dataset import Splits
+from vitrail.data.dataset import Splits, imagenet_classes
 from vitrail.data.opening import open_stored
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.metrics import Predictions
 from vitrail.evaluation.predictor import Predictor, Transform
-from vitrail.imagenet.classes import CLASSES, ImageNetSubset, categories, labeled_by_folder
+from vitrail.imagenet.classes import CLASSES, ImageNetSubset, labeled_by_folder
 from vitrail.imagenet.objectnet import objectnet
 from vitrail.imagenet.real import real
 
@@ -41,7 +41,7 @@ class ImageNetPredictor(Predictor):
         transform: Transform | None,
     ) -> None:
         names = getattr(getattr(model, "module", model), "labels", ())
-        labels = names if _are_imagenet(names) else categories()
+        labels = names if _are_imagenet(names) else imagenet_classes()
         super().__init__(model, labels, precision=precision, transform=transform)
         self.excluded = torch.zeros(CLASSES, dtype=torch.bool, device=self.device)
         if allowed:
@@ -114,7 +114,7 @@ def _are_imagenet(names: tuple[str, ...]) -> bool:
     """Whether these are ImageNet's classes in their order by other names."""
     ids = [*names] == sorted(names) and all(re.fullmatch(r"n\d{8}", one) for one in names)
     first = [one.split(",")[0].casefold() for one in names]
-    same = sum(a == b.casefold() for a, b in zip(first, categories(), strict=False))
+    same = sum(a == b.casefold() for a, b in zip(first, imagenet_classes(), strict=False))
     return len(names) == CLASSES and (ids or same > _MOST * CLASSES)
 
 

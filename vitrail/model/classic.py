@@ -5,7 +5,6 @@ from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models import resnet
 
 from vitrail.model.classifier import Classifier, check_fields, zero_head
 
@@ -31,6 +30,8 @@ class ClassicResNet(Classifier):
     """ResNet-v1.5 (He et al. 2015) as torchvision builds and initializes it, with a zero head."""
 
     def __init__(self, architecture: ClassicArchitecture) -> None:
+        from torchvision.models import resnet  # the import takes a second
+
         super().__init__()
         a = self.architecture = architecture
         net = getattr(resnet, f"resnet{a.depth}")()

@@ -83,9 +83,9 @@ class Classifier(nn.Module):
             x = checkpoint(block, x, use_reentrant=False)
         return x
 
-    def fuse(self, precision: torch.dtype | None = None) -> bool:
-        """Use fused kernels, if there are any for this model, its device and the precision of
-        autocast; returns whether it does."""
+    def fuse(self, device: torch.device, precision: torch.dtype) -> bool:
+        """Use fused kernels, if there are any for this model on that device and in that precision;
+        returns whether it does."""
         return False
 
     def unfused(self) -> "Classifier":

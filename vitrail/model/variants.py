@@ -11,6 +11,9 @@ import re
 from dataclasses import asdict, fields
 from typing import Any
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 from vitrail import aliases
 from vitrail.errors import VitrailError, did_you_mean, one_line
 from vitrail.model.axial import AxialResNet, AxialResNetArchitecture
@@ -91,6 +94,22 @@ def create(
 def build(architecture: Architecture) -> Classifier:
     """The model that an architecture describes, newly initialized."""
     return _FAMILIES[_family(architecture)][1](architecture)  # type: ignore[call-arg]
+
+
+def build_meta(architecture: Architecture) -> Classifier:
+    """The model that an architecture describes, on the meta device: shapes without values."""
+    with torch.device("meta"), _WithoutDraws():
+        return build(architecture)
+
+
+class _WithoutDraws(TorchFunctionMode):
+    """Skips initial values: on the meta device, drawing them makes torch import its compiler, which
+    takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "erfinv_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _family(architecture: Architecture) -> str:

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.ops import StochasticDepth
 
 from vitrail.errors import VitrailError
 from vitrail.model.classifier import Classifier, check_fields, lecun_normal, zero_head
@@ -234,6 +233,20 @@ class MLP(nn.Module):
         return self.dropout2(self.fc2(self.dropout1(self.activation(self.fc1(x)))))
 
 
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016): in training, skips the branch of random images."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Float[Tensor, "b *n d"]) -> Float[Tensor, "b *n d"]:
+        if not self.training:
+            return x
+        kept = x.new_empty(x.shape[0], *[1] * (x.ndim - 1)).bernoulli_(1 - self.p)
+        return x * kept.div_((1 - self.p) or 1.0)
+
+
 class Block(nn.Module):
     """Pre-norm residual block (Eq. 2 and 3). LayerScale and drop path came later; the paper has
     neither."""
@@ -245,7 +258,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(a.dropout)
         self.norm2 = nn.LayerNorm(a.width, eps=a.eps)
         self.mlp = MLP(a.width, a.mlp, a.gelu, a.dropout)
-        self.drop_path = StochasticDepth(drop_path, mode="row") if drop_path else nn.Identity()
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.scale1 = self.scale2 = None
         if a.layer_scale:
             self.scale1 = nn.Parameter(torch.full((a.width,), a.layer_scale))
@@ -393,13 +406,12 @@ class ViT(Classifier):
     def attention_layers(self) -> list[nn.Module]:
         return [block.attention for block in self.blocks]  # type: ignore[misc]
 
-    def fuse(self, precision: torch.dtype | None = None) -> bool:
-        weights = self.class_token if self.class_token is not None else self.embedding.weight
-        half = (precision or weights.dtype) in (torch.bfloat16, torch.float16)
-        if half and weights.is_cuda and find_spec("triton") is not None:
+    def fuse(self, device: torch.device, precision: torch.dtype) -> bool:
+        half = precision in (torch.bfloat16, torch.float16)
+        if device.type == "cuda" and half and find_spec("triton") is not None:
             from vitrail.model import kernels
 
-            capable = torch.cuda.get_device_capability(weights.device) >= kernels.CAPABILITY
+            capable = torch.cuda.get_device_capability(device) >= kernels.CAPABILITY
             covered = kernels.supports(self.architecture) and not self.activation_checkpointing
             self.fused = capable and covered
         return self.fused

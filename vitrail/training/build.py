@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitrail import config
 from vitrail.config import Config, build_config, set_value, to_flat
@@ -15,7 +14,7 @@ from vitrail.data.dataset import Source, Splits
 from vitrail.data.opening import in_catalog, same_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
-from vitrail.model import Classifier, create
+from vitrail.model import Classifier, create, parse_variant
 from vitrail.model.classifier import as_size
 from vitrail.model.variants import variant_name
 from vitrail.training.optim import Schedule, hyperrule
@@ -107,9 +106,8 @@ def _refuse_other_shape(found: Any, settings: config.Model, data: config.Data) -
     given = chosen_options(settings)
     wanted = {key: value for key, value in given.items() if key in (*_SHAPE, *_NOT_IN_NAME)}
     if settings.variant:
-        with torch.device("meta"):
-            model = create(settings.variant, classes=0, size=data.size, **given)
-        wanted |= {key: getattr(model.architecture, key, None) for key in _SHAPE}
+        described = parse_variant(settings.variant, classes=0, size=data.size, **given)
+        wanted |= {key: getattr(described, key, None) for key in _SHAPE}
     for key, value in wanted.items():
         has = getattr(found, key, None)
         if has != value:

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from vitrail.config import Config
+from vitrail.console import duration
 from vitrail.devices import Devices, energy, peak_memory, reset_peak
 from vitrail.model import Classifier
 from vitrail.runs import Run
+from vitrail.training.build import planned_steps
 from vitrail.weights.published import model_cost
 
 DAY = 86_400
@@ -24,6 +26,49 @@ def exaflops(gmacs: float, images: int) -> float:
     the forward pass: six for every image seen.
     """
     return 6 * gmacs * 1e9 * images / 1e18
+
+
+_COMPILE_SECONDS = 60.0
+"""Of a ViT, forward and backward, with nothing cached."""
+_COMPILED_GAIN = 0.2
+"""Share of the training time that compiling saves."""
+_UTILIZATION = 0.35
+"""Share of a GPU's peak FLOP/s that training without compiling reaches."""
+_ASSUMED_FLOPS = 100e12
+"""Peak of a GPU that `Devices.peak` does not know, or in float32."""
+_LAYER_SECONDS = 2e-4
+"""An update takes at least this long for each layer with weights, however small the batch: kernels
+must be launched."""
+
+
+def estimated_seconds(steps: int, flops: float, layers: int, peak: float) -> float:
+    """Length of a run on a GPU; `flops` are those of an update."""
+    return steps * max(flops / (_UTILIZATION * peak), _LAYER_SECONDS * layers)
+
+
+def plan_compilation(
+    config: Config, images: int, model: Classifier, devices: Devices
+) -> tuple[bool, str]:
+    """Whether to compile the model, and a note for the terminal.
+
+    `system.compile=auto` compiles on a GPU if that saves more time than it takes. Fused kernels
+    leave little to gain, except in the ResNet of a hybrid.
+    """
+    choice, length = config.system.compile, 60 * config.train.minutes
+    if config.train.freeze or not choice or (choice == "auto" and devices.device.type != "cuda"):
+        return False, ""
+    if choice != "auto":
+        return True, "compiled"
+    if model.fused and model.architecture.backbone is None:
+        return False, "fused kernels"
+    if not length:
+        flops = 6e9 * model_cost(model.architecture).gmacs * config.train.batch
+        layers = sum(any(True for _ in m.parameters(recurse=False)) for m in model.modules())
+        peak = devices.peak() or devices.world * _ASSUMED_FLOPS
+        length = estimated_seconds(planned_steps(config, images), flops, layers, peak)
+    compiled = _COMPILED_GAIN * length > _COMPILE_SECONDS
+    note = "compiled" if compiled else "not compiled"
+    return compiled, f"{note} (auto: about {duration(length)} of training)"
 
 
 @dataclass(frozen=True, kw_only=True)

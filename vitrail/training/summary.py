@@ -15,6 +15,7 @@ from vitrail.devices import Devices
 from vitrail.model import Classifier
 from vitrail.model.variants import variant_name
 from vitrail.training.build import planned_steps
+from vitrail.training.cost import plan_compilation
 from vitrail.weights.published import model_cost
 
 BY_CONTENT = "2:"
@@ -38,6 +39,7 @@ def run_facts(
         "precision": str(devices.precision).removeprefix("torch."),
         "processes": devices.world,
         "steps": planned_steps(config, images),
+        "compilation": plan_compilation(config, images, model, devices)[1],
         "data": {
             "name": data.name,
             "classes": len(data.labels),
@@ -90,7 +92,7 @@ def header_lines(config: Config, info: dict[str, Any], folder: Path) -> list[str
         f"{model['gmacs']:.2f} GMACs at {rows} × {columns} px · {origin}"
         f"{' · backbone frozen' if train.freeze else ''}",
         f"device   {info['hardware']} · {info['precision']}"
-        f"{' · compiled' if config.system.compile else ''}",
+        f"{f' · {note}' if (note := info['compilation']) else ''}",
         f"train    {length} · batch {train.batch} · {config.optim.name}, lr {config.optim.lr:g} · "
         f"seed {config.seed}",
         f"run      {folder}",

@@ -33,13 +33,13 @@ from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.features import existing_cache, open_cache
 from vitrail.evaluation.held_out import is_recorded
 from vitrail.evaluation.predictor import Predictor
-from vitrail.files import cache_folder, move
-from vitrail.model import Classifier, build
+from vitrail.files import cache_folder, keep_compiled, move
+from vitrail.model import Classifier, build_meta
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.build import apply_hyperrule, build_model, build_schedule
 from vitrail.training.checkpoint import Counters, TrainState
-from vitrail.training.cost import start_meter
+from vitrail.training.cost import plan_compilation, start_meter
 from vitrail.training.hooks import SKIPPED_SHOWN, Hooks
 from vitrail.training.inputs import decoding_workers, evaluation_batch
 from vitrail.training.loop import Loop
@@ -136,6 +136,7 @@ def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, te
     keep_head = devices.broadcast(_keeps_head(run, config))
     labels = data.labels if config.train.uses_labels else ()
     model = build_model(config, labels, keep_head)
+    _fuse(model, config, devices)
     data = _without_trained_on(data, model, config.model.init)
     fingerprint = devices.broadcast(_record_images(data, model, run) if devices.main else "")
     skipped = _record_and_print_facts(config, data, model, devices, run, fingerprint, keep_head)
@@ -197,7 +198,8 @@ def _run_training(
     began = time.perf_counter()
     objective = build_objective(config, model, data, devices)
     prepared = time.perf_counter() - began
-    state = _train_state(config, objective, devices)
+    compiled, _ = plan_compilation(config, len(data.part("train").targets), model, devices)
+    state = _train_state(config, objective, devices, compiled)
     _resume(state, run, devices)
     counters = state.counters
     counters.prepared += prepared
@@ -245,15 +247,17 @@ def _run_training(
     return counters, hooks.stop_signal
 
 
-def _train_state(config: Config, objective: Objective, devices: Devices) -> TrainState:
+def _train_state(
+    config: Config, objective: Objective, devices: Devices, compiled: bool
+) -> TrainState:
     """The objective on the devices, its optimizer and its EMA."""
     train, system = config.train, config.system
     wrapped = parallelize(objective, system.parallel, devices)
-    fused = not train.freeze and _fuse(objective.model, config, devices)
-    if system.compile and not train.freeze:
+    if compiled:
+        keep_compiled()
         graphs = system.graphs is True and devices.device.type == "cuda"
         objective.compiled.compile(mode="reduce-overhead" if graphs else None)
-    elif fused and system.graphs and devices.world == 1:
+    elif not train.freeze and objective.model.fused and system.graphs and devices.world == 1:
         graph_forward(objective.compiled, train.batch)
     float16 = devices.precision is torch.float16 and devices.device.type == "cuda"
     return TrainState(
@@ -264,17 +268,17 @@ def _train_state(config: Config, objective: Objective, devices: Devices) -> Trai
     )
 
 
-def _fuse(model: Classifier, config: Config, devices: Devices) -> bool:
-    """Whether the model is trained with fused kernels."""
+def _fuse(model: Classifier, config: Config, devices: Devices) -> None:
+    """Chooses the kernels that the settings name."""
     system = config.system
     sharded = devices.world > 1 and system.parallel == "fsdp"
-    fused = system.kernels != "plain" and not sharded and model.fuse(devices.precision)
-    if system.kernels == "fused" and not fused:
+    if system.kernels != "plain" and not sharded:
+        model.fuse(devices.device, devices.precision)
+    if system.kernels == "fused" and not model.fused:
         raise VitrailError(
             "system.kernels=fused needs an NVIDIA GPU, half precision, and a ViT without dropout, "
             "LayerScale, relative positions or system.recompute; use system.kernels=auto"
         )
-    return fused
 
 
 def _resume(state: TrainState, run: Run, devices: Devices) -> None:
@@ -301,8 +305,7 @@ def _save_model(run: Run, model: Classifier, state: TrainState) -> None:
     if state.objective.model is not model:  # a linear probe trains the head alone
         tensors = {f"head.{key}": x for key, x in tensors.items()}
         tensors = {key: x.cpu() for key, x in model.state_dict().items()} | tensors
-    with torch.device("meta"):
-        copy = build(model.architecture)
+    copy = build_meta(model.architecture)
     copy.load_state_dict(tensors, assign=True)
     copy.labels, copy.preprocess = model.labels, model.preprocess
     copy.training_data, copy.activation = model.training_data, model.activation

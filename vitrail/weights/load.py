@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torchvision.models import ResNet50_Weights
 
 from vitrail.console import say
+from vitrail.data.dataset import imagenet_classes
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError, did_you_mean
-from vitrail.model import Architecture, Classifier, build, parse_variant
+from vitrail.model import Architecture, Classifier, build_meta, parse_variant
 from vitrail.model.classifier import Activation, as_size
 from vitrail.model.positions import Interpolation, resize_grid, resize_line
 from vitrail.model.variants import variant_name
@@ -167,8 +167,7 @@ def resolve(source: str | Path) -> tuple[Path, Published | None]:
 
 def to_model(checkpoint: Checkpoint) -> Classifier:
     """The model; its tensors are the checkpoint's own."""
-    with torch.device("meta"):
-        model = build(checkpoint.architecture)
+    model = build_meta(checkpoint.architecture)
     tensors = checkpoint.tensors
     # A layer cannot compute with two precisions: the widest of them is used.
     precisions = {x.dtype for x in tensors.values() if x.is_floating_point()}
@@ -269,7 +268,7 @@ def _translate(known: Format, contents: Contents, requested: Size | None) -> Che
     _check_shapes(contents.path, contents.tensors, to_theirs(matched, wanted))
     if not labels and architecture.classes == 1000:
         # Nobody else publishes files of exactly a thousand classes without their names.
-        labels = tuple(ResNet50_Weights.DEFAULT.meta["categories"])
+        labels = imagenet_classes()
     return Checkpoint(
         path=contents.path,
         format=known.name,
@@ -326,8 +325,7 @@ def _match_table(known: Format, architecture: Architecture, tensors: Tensors) ->
 
 def _shapes(architecture: Architecture) -> Tensors:
     """Every tensor of the architecture, on the meta device."""
-    with torch.device("meta"):
-        return build(architecture).state_dict()
+    return build_meta(architecture).state_dict()
 
 
 def save(model: Classifier, path: str | Path, to: FormatName = "vitrail") -> None:
