@@ -43,7 +43,8 @@ def evaluate(
     folder.
     """
     with setup_devices(device, "auto") as devices:
-        loaded = (model if isinstance(model, Classifier) else load(model)).to(devices.device)
+        loaded = model if isinstance(model, Classifier) else load(model)
+        loaded.to(devices.device).fuse(devices.device, devices.precision)
         options: dict[str, Any] = {
             "model_name": str(model) if isinstance(model, (str, Path)) else type(model).__name__,
             "batch": batch,

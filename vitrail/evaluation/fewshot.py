@@ -52,7 +52,8 @@ def fewshot(
     """
     _check(shots, seeds, ridges)
     with setup_devices(device, "auto") as devices:
-        loaded = (model if isinstance(model, Classifier) else load(model)).to(devices.device)
+        loaded = model if isinstance(model, Classifier) else load(model)
+        loaded.to(devices.device).fuse(devices.device, devices.precision)
         selected = select_images(loaded, data, split)
         split, alone = selected.split, selected.split in ("train", "all")
         if devices.main:

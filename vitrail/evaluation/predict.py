@@ -128,7 +128,8 @@ class _PredictionJob:
     def run(self, device: str) -> Iterator[dict[str, Any]]:
         """What `predict` yields."""
         with setup_devices(device, "auto") as devices, eval_mode(self.model):
-            self.predictor = Predictor(self.model.to(devices.device), precision=devices.precision)
+            self.model.to(devices.device).fuse(devices.device, devices.precision)
+            self.predictor = Predictor(self.model, precision=devices.precision)
             on_cpu = devices.device.type == "cpu"
             rows, columns = self.model.architecture.size
             usual = _CPU_BATCH if on_cpu else _GPU_BATCH

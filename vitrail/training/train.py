@@ -316,6 +316,7 @@ def _evaluate_on_test(config: Config, data: Splits, devices: Devices, run: Run) 
     """Evaluates the saved model, read back from its file."""
     source = data.part("test")
     model = load(run.weights).to(devices.device)
+    _fuse(model, config, devices)
     # A frozen run's features serve `fewshot` and `evaluate` afterwards.
     features = (open_cache if config.train.freeze else existing_cache)(
         model, devices.precision, cache_folder()
