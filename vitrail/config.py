@@ -222,8 +222,9 @@ class System:
     """Precision of the forward and backward passes; auto is bfloat16 on GPUs that support it,
     otherwise float32."""
     kernels: Literal["auto", "fused", "plain"] = "auto"
-    """On an NVIDIA GPU in half precision: compute the encoder of a ViT with fused Triton kernels,
-    or with those of PyTorch (plain); auto uses the fused ones where they cover the model."""
+    """In half precision on an NVIDIA data-center GPU (A100 or later): compute the encoder of a ViT
+    with fused Triton kernels, or with those of PyTorch (plain); auto uses the fused ones where they
+    cover the model."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the model with torch.compile, which takes about a minute; auto does so on a GPU if
     there are no fused kernels and the planned run is long enough to gain more than that."""

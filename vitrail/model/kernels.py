@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.library import custom_op
 
-CAPABILITY = (8, 0)
-"""Ampere, the first with bfloat16."""
+CAPABILITIES = ((8, 0), (9, 0), (10, 0), (10, 3))
+"""Data-center GPUs since the A100; others have less shared memory than attention takes."""
 _MAX_TOKENS = 256
 """Keys and values of a longer sequence do not fit into one multiprocessor."""
 _HEAD_WIDTHS = (16, 32, 64)
@@ -428,10 +428,10 @@ def _attention_kernel(
         q = tl.load(qkv + m[:, None] * 3 * width + d, mask=inside, other=0.0)
         logits = tl.dot(q, tl.trans(k)) * scale
         logits = tl.where(n < tokens, logits, float("-inf"))
-        top: Any = tl.max(logits, 1)
-        weights = tl.exp2(logits - top[:, None])
-        total: Any = tl.sum(weights, 1)
-        y = tl.dot(weights.to(v.dtype), v) / total[:, None]
+        top = tl.max(logits, 1)
+        weights = tl.exp2(logits - top[:, None])  # pyrefly: ignore[bad-index]
+        total = tl.sum(weights, 1)
+        y = tl.dot(weights.to(v.dtype), v) / total[:, None]  # pyrefly: ignore[bad-index]
         tl.store(out + m[:, None] * width + d, y.to(out.dtype.element_ty), mask=inside)
         tl.store(lse + head * tokens + m, top + tl.log2(total), mask=m < tokens)
 

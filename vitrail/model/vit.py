@@ -411,7 +411,7 @@ class ViT(Classifier):
         if device.type == "cuda" and half and find_spec("triton") is not None:
             from vitrail.model import kernels
 
-            capable = torch.cuda.get_device_capability(device) >= kernels.CAPABILITY
+            capable = torch.cuda.get_device_capability(device) in kernels.CAPABILITIES
             covered = kernels.supports(self.architecture) and not self.activation_checkpointing
             self.fused = capable and covered
         return self.fused

@@ -276,8 +276,8 @@ def _fuse(model: Classifier, config: Config, devices: Devices) -> None:
         model.fuse(devices.device, devices.precision)
     if system.kernels == "fused" and not model.fused:
         raise VitrailError(
-            "system.kernels=fused needs an NVIDIA GPU, half precision, and a ViT without dropout, "
-            "LayerScale, relative positions or system.recompute; use system.kernels=auto"
+            "system.kernels=fused needs an A100 or later, half precision, and a ViT without "
+            "dropout, LayerScale, relative positions or system.recompute; use system.kernels=auto"
         )
 
 
