@@ -60,7 +60,7 @@ def encode(x: Float[Tensor, "b n d"], blocks: Sequence[Any]) -> Float[Tensor, "b
     return x + branch.drop_path(branch.output + zeros)
 
 
-def embed(images: Float[Tensor, "b c y x"], layer: nn.Conv2d) -> Float[Tensor, "b d y x"]:
+def embed(images: Float[Tensor, "b c _y _x"], layer: nn.Conv2d) -> Float[Tensor, "b d y x"]:
     """A convolution of patches as one matrix product."""
     height, width = layer.kernel_size
     rows, columns = images.shape[-2] // height, images.shape[-1] // width

@@ -1,0 +1,155 @@
+"""Speed of fused kernels on a GPU beside timm's compiled models, as ratios of interleaved runs.
+
+    python benchmarks/kernels.py [--models B/16 S/16] [--only train inference]
+
+Training: forward, backward, clipping and AdamW under bfloat16 autocast, batch 256; Vitrail with
+fused kernels and CUDA graphs, timm compiled. Inference: bfloat16 weights, batch 512; Vitrail in
+bfloat16 and with 8-bit matrix products, timm compiled; then the latency of a single image.
+Each round times every model once; figures are medians, ratios are timm's time over Vitrail's.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.devices import graph_forward, peak_memory, reset_peak
+from vitrail.model import kernels
+
+DEVICE = torch.device("cuda")
+HALF = torch.bfloat16
+TRAIN, INFERENCE = 256, 512
+PEERS = {
+    "Ti/16": "vit_tiny_patch16_224",
+    "S/16": "vit_small_patch16_224",
+    "B/16": "vit_base_patch16_224",
+    "L/16": "vit_large_patch16_224",
+}
+
+
+def training_step(model: nn.Module, batch: int) -> tuple[Callable[[], object], float]:
+    """An update of a model, and the memory it takes in GiB."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    images = torch.randn(batch, 3, 224, 224, device=DEVICE)
+    targets = torch.randint(0, 1000, (batch,), device=DEVICE)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", HALF):
+            loss = F.cross_entropy(model(images).float(), targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    reset_peak(DEVICE)
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    return step, (peak_memory(DEVICE) - before) / 2**30
+
+
+def milliseconds(calls: dict[str, Callable[[], object]], rounds: int = 12) -> dict[str, float]:
+    """The median time of each call, which alternate."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(row) for name, row in times.items()}
+
+
+def report(title: str, times: dict[str, float], note: dict[str, str]) -> None:
+    """One line per model."""
+    print(title, flush=True)
+    for name, took in times.items():
+        ratio = next(iter(times.values())) / took
+        print(f"  {name:24s} {took:8.2f} ms  {ratio:5.3f}  {note.get(name, '')}", flush=True)
+
+
+def train(variant: str) -> None:
+    """Compares updates."""
+    model = vitrail.create(variant, classes=1000).to(DEVICE).train()
+    assert model.fuse(DEVICE, HALF)
+    graph_forward(model, TRAIN)
+    ours, memory = training_step(model, TRAIN)
+    theirs = timm.create_model(PEERS[variant], num_classes=1000).to(DEVICE).train()
+    compiled, their_memory = training_step(torch.compile(theirs), TRAIN)  # type: ignore[arg-type]
+    times = milliseconds({"timm compiled": compiled, "Vitrail fused": ours})
+    note = {"timm compiled": f"{their_memory:.2f} GiB", "Vitrail fused": f"{memory:.2f} GiB"}
+    report(f"{variant} training, batch {TRAIN}", times, note)
+
+
+@torch.inference_mode()
+def infer(variant: str) -> None:
+    """Compares forward passes."""
+    torch.manual_seed(0)
+    state = vitrail.create(variant, classes=1000).state_dict()
+
+    def ours() -> "vitrail.model.Classifier":
+        model = vitrail.create(variant, classes=1000)
+        model.load_state_dict(state)
+        model.to(DEVICE, HALF).eval().fuse(DEVICE, HALF)
+        return model
+
+    plain, fused, float8 = ours().unfused(), ours(), ours()
+    kernels.quantize(float8.blocks)  # type: ignore[arg-type]
+    theirs = timm.create_model(PEERS[variant], num_classes=1000).to(DEVICE, HALF).eval()
+    images = torch.randn(INFERENCE, 3, 224, 224, device=DEVICE, dtype=HALF)
+    models: dict[str, Callable[[Tensor], Tensor]] = {
+        "timm compiled": torch.compile(theirs),  # type: ignore[dict-item]
+        "Vitrail fused": fused,
+        "Vitrail float8": float8,
+    }
+    calls = {name: partial(model, images) for name, model in models.items()}
+    report(f"{variant} inference, batch {INFERENCE}", milliseconds(calls), {})
+    one = images[:1].clone()
+    latency = {
+        "timm": partial(theirs, one),
+        "Vitrail plain": partial(plain, one),
+        "Vitrail fused, recorded": recorded(fused, one),
+    }
+    report(f"{variant} inference, one image", milliseconds(latency, 60), {})
+
+
+def recorded(model: nn.Module, images: Tensor) -> Callable[[], object]:
+    """The forward pass as a CUDA graph."""
+    for _ in range(3):
+        model(images)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(images)
+    return graph.replay
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--models", nargs="+", default=["B/16"])
+    parser.add_argument("--only", nargs="+", default=["train", "inference"])
+    arguments = parser.parse_args()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, timm {timm.__version__}")
+    for variant in arguments.models:
+        if "train" in arguments.only:
+            train(variant)
+        if "inference" in arguments.only:
+            infer(variant)
+
+
+if __name__ == "__main__":
+    main()
