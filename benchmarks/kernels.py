@@ -11,7 +11,7 @@ Each round times every model once; figures are medians, ratios are timm's time o
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import timm
@@ -57,7 +57,7 @@ def training_step(model: nn.Module, batch: int) -> tuple[Callable[[], object], f
     return step, (peak_memory(DEVICE) - before) / 2**30
 
 
-def milliseconds(calls: dict[str, Callable[[], object]], rounds: int = 12) -> dict[str, float]:
+def milliseconds(calls: Mapping[str, Callable[[], object]], rounds: int = 12) -> dict[str, float]:
     """The median time of each call, which alternate."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
