@@ -2,25 +2,33 @@
 
     python benchmarks/inference.py [--models B/16 Ti/16] [--batches 1 16] [--rounds 40]
     python benchmarks/inference.py --device cuda --bf16 --compile --batches 1 256
+    OMP_NUM_THREADS=1 python benchmarks/inference.py --forms --cpu-time --models Ti/16 --batches 1 8
 
 Both models have the same weights and the erf GELU, in float32 unless --bf16 is given. Each round
 times one call of each, in an order that alternates, so that whatever else the machine does falls on
 both. The figure is the median of the rounds' ratios; below 1, Vitrail is faster.
+
+--forms also times the forms of `vitrail predict --fast` beside timm's float32. With --cpu-time, on
+one thread, the clock counts the work of this process alone, which is the steadier figure on a
+machine that others use too.
 """
 
 import argparse
+import copy
 import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 from safetensors.torch import save_file
 
 import vitrail
+from vitrail.evaluation.fast import FORMS
 
 PEERS = {
     "Ti/16": "vit_tiny_patch16_224",
@@ -31,7 +39,7 @@ PEERS = {
 }
 
 
-def pair(variant: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+def pair(variant: str) -> tuple[vitrail.Classifier, torch.nn.Module]:
     """Ours and timm's with the same weights."""
     theirs = timm.create_model(PEERS[variant], num_classes=1000).eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -43,34 +51,52 @@ def pair(variant: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     return ours.eval(), theirs
 
 
-def seconds(model: Callable, images: torch.Tensor) -> float:
+def seconds(model: Callable, images: torch.Tensor, clock: Callable[[], float]) -> float:
     """One call, to its end."""
-    start = time.perf_counter()
+    start = clock()
     model(images)
     if images.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
+
+
+def models_of(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """timm's model, ours, and with --forms what `--fast` chooses from, ready to be called."""
+    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
+    ours, theirs = pair(variant)
+    ours, theirs = ours.to(arguments.device, dtype), theirs.to(arguments.device, dtype)
+    models: dict[str, Any] = {"timm": theirs, "vitrail": ours}
+    for form in FORMS if arguments.forms else ():
+        if form.available(torch.device(arguments.device)):
+            models[form.name] = form.build(copy.deepcopy(ours))
+    if arguments.compile:
+        models = {name: torch.compile(model, fullgraph=True) for name, model in models.items()}
+    return models
 
 
 @torch.inference_mode()
-def compare(variant: str, batch: int, arguments: argparse.Namespace) -> tuple[float, float, float]:
-    """Median milliseconds of ours and of theirs, and the median ratio."""
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float32
-    models: list[Callable] = [model.to(arguments.device, dtype) for model in pair(variant)]
-    images = torch.randn(batch, 3, 224, 224, device=arguments.device, dtype=dtype)
-    difference = (models[0](images) - models[1](images)).abs().max().item()
-    assert difference < (0.1 if arguments.bf16 else 1e-3), f"logits differ by {difference}"
-    if arguments.compile:
-        models = [torch.compile(model, fullgraph=True) for model in models]
-    for model in models * 3:
-        model(images)
-    times: list[tuple[float, float]] = []
+def compare(
+    models: dict[str, Any], batch: int, arguments: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Seconds of each model in every round."""
+    device, clock = arguments.device, time.process_time if arguments.cpu_time else time.perf_counter
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    inputs = {
+        name: images.to(next(model.parameters()).dtype).contiguous()
+        for name, model in models.items()
+    }
+    expected = models["timm"](inputs["timm"]).float()
+    for name, model in models.items():
+        difference = (model(inputs[name]).float() - expected).abs().max().item()
+        most = 1e-3 if inputs[name].dtype == torch.float32 else 0.1
+        assert difference < most, f"logits of {name} differ by {difference}"
+        for _ in range(2):
+            model(inputs[name])
+    times: dict[str, list[float]] = {name: [] for name in models}
     for turn in range(arguments.rounds):
-        order = (0, 1) if turn % 2 else (1, 0)
-        took = {i: seconds(models[i], images) for i in order}
-        times.append((took[0], took[1]))
-    ours, theirs = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
-    return ours, theirs, statistics.median(a / b for a, b in times)
+        for name in list(models) if turn % 2 else list(models)[::-1]:
+            times[name].append(seconds(models[name], inputs[name], clock))
+    return times
 
 
 def main() -> None:
@@ -84,17 +110,23 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--forms", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true")
     arguments = parser.parse_args()
     versions = (f"torch {torch.__version__}", f"timm {timm.__version__}")
     on_gpu = arguments.device.startswith("cuda")
     where = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} threads"
     python = f"Python {platform.python_version()}"
     print(*versions, python, where, f"{arguments.rounds} rounds", sep=" · ")
-    print(f"{'model':8}{'batch':>6}{'vitrail ms':>12}{'timm ms':>10}{'ratio':>8}")
+    print(f"{'model':8}{'batch':>6}  {'form':20}{'ms per image':>14}{'of timm':>10}")
     for variant in arguments.models:
+        models = models_of(variant, arguments)
         for batch in arguments.batches:
-            ours, theirs, ratio = compare(variant, batch, arguments)
-            print(f"{variant:8}{batch:6}{ours:12.2f}{theirs:10.2f}{ratio:8.3f}", flush=True)
+            times = compare(models, batch, arguments)
+            for name, took in times.items():
+                ratio = statistics.median(a / b for a, b in zip(took, times["timm"], strict=True))
+                each = 1e3 * statistics.median(took) / batch
+                print(f"{variant:8}{batch:6}  {name:20}{each:14.2f}{ratio:10.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,9 @@ def main() -> None:
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value to stdout.")
 DEVICE = click.option("--device", default="auto", help="Device: auto, cpu, cuda, cuda:1 or mps.")
+FAST = click.option(
+    "--fast", is_flag=True, help="Take the fastest form of MODEL that keeps 99% of its decisions."
+)
 SPLIT = click.option(
     "--split",
     type=click.Choice(["train", "val", "test", "all"]),
@@ -319,13 +322,15 @@ def fewshot(
 )
 @click.option("--batch", default=0, help="Images per batch.  [default: automatic]")
 @click.option("--workers", default=0, help="Threads that decode and predict.  [default: automatic]")
+@FAST
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line to stdout.")
 def predict(model: str, images: tuple[str, ...], **options: Any) -> None:
     """Predict the classes of images, as a table, CSV or JSON lines.
 
-    Results are in the order of the input. Folders are searched recursively; - reads an image from
-    standard input. A file that cannot be read is reported, and the others are still predicted.
+    MODEL may also be an exported file (.onnx, .pt2). Results are in the order of the input. Folders
+    are searched recursively; - reads an image from standard input. A file that cannot be read is
+    reported, and the others are still predicted.
     """
     from vitrail.evaluation.writers import write_predictions
 
@@ -563,6 +568,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 @click.option(
     "--idle", default=10.0, show_default=True, help="Seconds for request headers to arrive."
 )
+@FAST
 @DEVICE
 def serve(
     models: tuple[str, ...],
@@ -572,12 +578,12 @@ def serve(
     insecure: bool,
     origin: tuple[str, ...],
     device: str,
-    **limits: Any,
+    **options: Any,
 ) -> None:
     """Serve models with a web page and a JSON API.
 
-    Listens on localhost by default. With several models, each is named after its folder, or
-    explicitly as NAME=MODEL.
+    Listens on localhost by default. MODEL may also be an exported file (.onnx, .pt2). With several
+    models, each is named after its folder, or explicitly as NAME=MODEL.
     """
     from vitrail.serving.limits import Limits
     from vitrail.serving.server import serve
@@ -590,7 +596,8 @@ def serve(
         insecure=insecure,
         origins=origin,
         device=device,
-        limits=Limits(**limits),
+        fast=options.pop("fast"),
+        limits=Limits(**options),
     )
 
 

@@ -1,10 +1,12 @@
 """Exported files answer as the original does, and run without Vitrail."""
 
+import io
 import json
 import re
 import subprocess
 import sys
 import threading
+import zipfile
 from base64 import b64decode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +24,7 @@ from vitrail import VitrailError
 from vitrail.cli import main
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.exporting import export as exporting
+from vitrail.weights.exported import open_model
 
 pytest.importorskip("onnxruntime")
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
@@ -109,6 +112,12 @@ def test_the_callers_model_stays_as_it_was(model, tmp_path):
     assert loaded.training
     assert next(loaded.parameters()).dtype == torch.bfloat16
     assert next(loaded.parameters()).requires_grad
+
+
+def test_pt2_is_measured_on_images_too(model, photos, tmp_path):
+    parity = vitrail.export(model, tmp_path / "m.pt2", data=photos)
+    assert parity.kept == 1
+    assert parity.n > 0
 
 
 def test_int8_is_smaller_and_says_what_became_of_accuracy(model, photos, tmp_path):
@@ -300,3 +309,167 @@ def test_a_card_has_the_results_and_the_command_of_its_run(photos, tmp_path):
     header = yaml.safe_load(card.split("---")[1])
     (found,) = header["model-index"][0]["results"]
     assert found["metrics"][0]["value"] == round(tested["top1"], 4)
+
+
+EXPORTS = [("onnx", "inside"), ("onnx", "beside"), ("pt2", "inside"), ("pt2", "beside")]
+
+
+@pytest.fixture(scope="module")
+def exported(model, photos, tmp_path_factory) -> dict[str, Path]:
+    """The model in every kind of file."""
+    folder = tmp_path_factory.mktemp("exported")
+    files = {}
+    for kind, place in EXPORTS:
+        files[f"{kind} {place}"] = path = folder / f"{place}.{kind}"
+        vitrail.export(model, path, preprocessing=place)
+    files["int8"] = folder / "int8.onnx"
+    vitrail.export(model, files["int8"], int8=True, data=photos)
+    return files
+
+
+@pytest.mark.parametrize("kind", [" ".join(words) for words in EXPORTS])
+def test_exported_files_predict_as_the_model(model, exported, photos, kind):
+    expected = list(vitrail.predict(model, photos, top=3))
+    found = list(vitrail.predict(exported[kind], photos, top=3))
+    assert len(expected) == len(found) == 48
+    for one, other in zip(expected, found, strict=True):
+        assert one["top"][0]["label"] == other["top"][0]["label"]
+        probabilities = {row["label"]: row["probability"] for row in one["top"]}
+        assert probabilities == pytest.approx(
+            {row["label"]: row["probability"] for row in other["top"]}, abs=1e-4
+        )
+
+
+def test_int8_predicts_almost_as_the_model(model, exported, photos):
+    rows = (vitrail.predict(model, photos), vitrail.predict(exported["int8"], photos))
+    same = [
+        one["top"][0]["label"] == two["top"][0]["label"] for one, two in zip(*rows, strict=True)
+    ]
+    assert sum(same) >= 0.95 * len(same) > 0
+
+
+@pytest.mark.parametrize("options", [{"size": (32, 48)}, {"size": 33, "classes": 0}])
+def test_other_sizes_and_models_without_classes(options, photos, tmp_path):
+    found = ready(small("vit-gap", **options))
+    vitrail.export(found, tmp_path / "m.onnx")
+    headless = found.head is None
+    expected = next(vitrail.predict(found, photos, features=headless))
+    row = next(vitrail.predict(tmp_path / "m.onnx", photos, features=headless))
+    assert len(row["top"]) == len(expected["top"])
+    if headless:
+        assert np.abs(row["features"] - expected["features"]).max() < 1e-4
+    else:
+        assert row["top"][0]["label"] == expected["top"][0]["label"]
+        assert row["top"][0]["probability"] == pytest.approx(
+            expected["top"][0]["probability"], abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("kind", ["onnx inside", "pt2 beside"])
+def test_exported_files_are_served(model, exported, photos, kind):
+    testclient = pytest.importorskip("starlette.testclient")
+    from vitrail.serving.app import application
+    from vitrail.serving.models import open_models
+
+    served = open_models([f"whole={model}", f"file={exported[kind]}"], torch.device("cpu"))
+    picture = (photos / "red" / "02.png").read_bytes()
+    with testclient.TestClient(application(served)) as client:
+        whole, file = (
+            client.post(f"/predict?model={name}", content=picture).json()["results"][0]["top"]
+            for name in ("whole", "file")
+        )
+        assert [row["label"] for row in whole] == [row["label"] for row in file]
+        assert whole[0]["probability"] == pytest.approx(file[0]["probability"], abs=1e-4)
+        about = client.get("/model?model=file").json()
+        assert about | {"name": 0, "heads": 0, "grid": 0, "patches": 0} == client.get(
+            "/model?model=whole"
+        ).json() | {"name": 0, "heads": 0, "grid": 0, "patches": 0}
+        for path, code in (("embed", "no_features"), ("attention", "no_attention")):
+            response = client.post(f"/{path}?model=file", content=picture)
+            assert response.status_code == 404
+            assert response.json()["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["inspect", "{file}", "--out", "x"], "only predict and serve take"),
+        (["convert", "{file}", "x.npz", "--to", "google"], "only predict and serve take"),
+        (["evaluate", "{file}", "digits"], "only predict and serve take"),
+        (["predict", "{file}", "{photos}", "--features", "x.npz"], "gives no features"),
+        (["predict", "{file}", "{photos}", "--fast"], "a single form"),
+        (["predict", "{file}", "{photos}", "--device", "cuda"], "run on the CPU"),
+        (["predict", "nowhere.onnx", "{photos}"], "neither a file nor a published name"),
+        (["serve", "{file}", "--fast", "--port", "0"], "a single form"),
+    ],
+)
+def test_what_an_exported_file_cannot_do_is_one_line(exported, photos, arguments, complaint):
+    words = [word.format(file=exported["onnx inside"], photos=photos) for word in arguments]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_foreign_files_and_images_that_the_graph_resizes_otherwise(model, exported, tmp_path):
+    import onnx
+
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+    with pytest.raises(VitrailError, match="not a readable exported file"):
+        open_model(tmp_path / "bad.onnx")
+    graph = onnx.load(exported["onnx beside"])
+    del graph.metadata_props[:]
+    onnx.save(graph, tmp_path / "foreign.onnx")
+    with pytest.raises(VitrailError, match="write it with vitrail export"):
+        open_model(tmp_path / "foreign.onnx")
+    found = vitrail.load(model)
+    found.preprocess = Preprocessing(size=(32, 32), antialias=False)
+    vitrail.export(found, tmp_path / "m.onnx")
+    with pytest.raises(VitrailError, match="--preprocessing beside"):
+        open_model(tmp_path / "m.onnx")
+
+
+class Trap:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def pickled(value: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("trap", ["inputs", "member", "flag", "target", "size", "name", "guard"])
+def test_no_code_runs_from_a_pt2_file(exported, tmp_path, trap):
+    sprung, bad = tmp_path / "sprung", tmp_path / "bad.pt2"
+    call = f"__import__('pathlib').Path('{sprung}').touch()"
+    edits = {
+        "flag": ('"use_pickle": false', '"use_pickle": true'),
+        "target": ("torch.ops.aten.linear.default", "torch.os.system"),
+        "size": ("Symbol('", f"{call} or Symbol('"),
+        "name": ('"name": "linear"', f'"name": "linear={call}"'),
+        "guard": ('"guards_code": []', f'"guards_code": ["{call}"]'),
+    }
+    with zipfile.ZipFile(exported["pt2 inside"]) as old, zipfile.ZipFile(bad, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if trap == "inputs" and name.endswith("sample_inputs/model.pt"):
+                data = pickled(Trap(sprung))
+            elif trap in edits and name.endswith(".json"):
+                before, after = edits[trap]
+                data = data.decode().replace(before, after).encode()
+            new.writestr(name, data)
+        if trap == "member":
+            top = old.namelist()[0].partition("/")[0]
+            new.writestr(f"{top}/data/weights/model.pt", pickled(Trap(sprung)))
+    with pytest.raises(
+        VitrailError, match="may run code" if trap != "inputs" else "not a readable"
+    ):
+        open_model(bad)
+    assert not sprung.exists()

@@ -22,11 +22,13 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
 
+from vitrail.console import plural, say
 from vitrail.data.dataset import IndexedSource
 from vitrail.data.decode import decode, open_image
 from vitrail.data.folder import images_below
 from vitrail.devices import cores, setup_devices
 from vitrail.errors import VitrailError
+from vitrail.evaluation.fast import MAX_IMAGES, choose_form
 from vitrail.evaluation.labels import NEW_HEAD
 from vitrail.evaluation.predictor import (
     BatchTooLargeError,
@@ -37,17 +39,22 @@ from vitrail.evaluation.predictor import (
 )
 from vitrail.model import Classifier
 from vitrail.model.classifier import eval_mode
-from vitrail.weights.load import load
+from vitrail.weights.exported import ExportedModel, open_model
 
 _CPU_BATCH, _GPU_BATCH = 8, 64
 """Images of 224 × 224 pixels in a batch. Larger ones gain nothing on a CPU."""
 _MAX_THREADS = 16
 """Beside a GPU: beyond that, they wait for each other."""
 _STDIN = "-"
+_TRIAL_SHARE = 8
+"""`fast` tries forms on one in so many images, the first ones."""
+_MIN_TRIAL = 16
+_MIN_TO_COMPILE = 20_000
+"""Images from which on compiling a form, which takes a minute, can pay."""
 
 
-def predict(
-    model: str | Path | Classifier,
+def predict(  # noqa: PLR0913
+    model: str | Path | Classifier | ExportedModel,
     images: "str | Path | Sequence[str | Path] | Files",
     *,
     top: int = 5,
@@ -55,14 +62,18 @@ def predict(
     batch: int = 0,
     workers: int = 0,
     device: str = "auto",
+    fast: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The most likely classes of every image of files and folders, one by one, in order.
 
     Each is `{"path", "top": [{"label", "probability"}, …]}`, with the vector that the head reads as
     `features` where requested, or `{"path", "error"}`. Zero chooses `batch` and `workers`
-    automatically. "-" is standard input.
+    automatically. "-" is standard input. `fast` takes the fastest form of the model that decides
+    as the model itself does on the first images; a line on stderr says which.
     """
-    loaded = model if isinstance(model, Classifier) else load(model)
+    loaded = open_model(model) if isinstance(model, (str, Path)) else model
+    if isinstance(loaded, ExportedModel):
+        device = _for_exported(loaded, features, device, fast)
     Predictor(loaded)  # reports what the model lacks before anything is computed
     if loaded.head is None and not features:
         raise VitrailError(f"this model has no classes; request features, or {NEW_HEAD}")
@@ -70,7 +81,18 @@ def predict(
         if value < least:
             raise VitrailError(f"{name} = {value}: expected a whole number from {least} up")
     files = images if isinstance(images, Files) else find_images(images)
-    return _PredictionJob(loaded, files, top, features, batch, workers).run(device)
+    return _PredictionJob(loaded, files, top, features, batch, workers, fast).run(device)
+
+
+def _for_exported(model: ExportedModel, features: bool, device: str, fast: bool) -> str:
+    """The device that an exported file runs on; an error says what it cannot do."""
+    if features and model.head is not None:
+        raise VitrailError(f"{model.file} gives no features; use the model it was exported from")
+    if device not in ("auto", "cpu"):
+        raise VitrailError(f"--device {device}: exported files run on the CPU")
+    if fast:
+        raise VitrailError(f"{model.file} has a single form; remove --fast")
+    return "cpu"
 
 
 class Files(IndexedSource):
@@ -117,12 +139,13 @@ def split_threads(parts: int) -> Iterator[None]:
 class _PredictionJob:
     """Predicts one batch after the other; all threads share it."""
 
-    model: Classifier
+    model: Classifier | ExportedModel
     files: Files
     top: int
     features: bool
     batch: int
     workers: int
+    fast: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, device: str) -> Iterator[dict[str, Any]]:
@@ -141,8 +164,26 @@ class _PredictionJob:
             threads = torch.get_num_threads() if on_cpu else min(cores(), _MAX_THREADS)
             threads = min(self.workers or threads, len(starts))
             with split_threads(threads):
+                if self.fast:
+                    self._speed_up(min(batch, usual))
                 for done in self._batches_in_order(starts, threads):
                     yield from done
+
+    def _speed_up(self, batch: int) -> None:
+        """Use the fastest form, chosen on the first images, if there are enough to gain by it."""
+        trial = min(MAX_IMAGES, len(self.files.names) // _TRIAL_SHARE)
+        if trial < _MIN_TRIAL:
+            count = plural(len(self.files.names), "image")
+            say(
+                f"fast     not used: with {count}, finding a faster form takes longer than it saves"
+            )
+            return
+        images = PreparedImages(self.files, np.arange(trial), self.predictor.transform)
+        pixels = collate([images[i] for i in range(trial)]).pixels
+        if pixels is not None:
+            enough = len(self.files.names) >= _MIN_TO_COMPILE
+            what = "of these images"
+            self.predictor = choose_form(self.predictor, pixels, batch, what, compiled=enough)
 
     def _batches_in_order(self, starts: range, threads: int) -> Iterator[list[dict[str, Any]]]:
         """The rows of each batch, computed by threads."""

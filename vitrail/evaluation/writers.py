@@ -17,7 +17,7 @@ from vitrail.console import count_progress, echo, escaped, padded, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.predict import Files, find_images, predict
 from vitrail.files import atomic_write
-from vitrail.weights.load import load
+from vitrail.weights.exported import open_model
 
 Row = dict[str, Any]
 Writer = Callable[[Row], None]
@@ -41,7 +41,7 @@ def write_predictions(
     if as_json and csv_path == "-":
         raise VitrailError("--json and --csv - both write to stdout; name a file for the CSV")
     writers = [_feature_writer(Path(features))] if features else []
-    loaded, files = load(model), find_images(images)
+    loaded, files = open_model(model), find_images(images)
     if csv_path:
         writers.append(_csv_rows(csv_path, min(top, loaded.architecture.classes)))
     if as_json or csv_path != "-":

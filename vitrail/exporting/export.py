@@ -19,7 +19,6 @@ from vitrail.errors import VitrailError
 from vitrail.evaluation.held_out import select_images, split_as_trained
 from vitrail.evaluation.predictor import Predictor, PreparedImages, Transform, predict_dataset
 from vitrail.exporting.graphs import (
-    ExportedModel,
     GraphOptions,
     describe_graph,
     example_inputs,
@@ -34,6 +33,7 @@ from vitrail.files import write_json
 from vitrail.model import Classifier
 from vitrail.model.classifier import NO_PREPROCESSING
 from vitrail.weights.convert import Parity
+from vitrail.weights.exported import Graph
 from vitrail.weights.load import load
 
 TOLERANCE = 1e-4
@@ -163,12 +163,12 @@ def _export_graph(
         write_onnx(program, target, metadata)
     if not options.inside:
         write_json(target.with_suffix(".json"), metadata)
-    exported = ExportedModel(target, options, loaded.labels)
-    difference, largest = _compare_logits(loaded, exported, preprocess)
+    graph = Graph(target)
+    difference, largest = _compare_logits(loaded, graph, preprocess, options)
     measured: dict[str, Any] = {}
     if data:
         test = select_images(loaded, data, "test").source
-        measured = _compare_accuracy(loaded, exported, test, preprocess)
+        measured = _compare_accuracy(loaded, graph, test, input_transform(preprocess, options))
     return GraphParity(
         target=str(target),
         format=options.format,
@@ -197,30 +197,29 @@ def _calibration_images(
 
 @torch.inference_mode()
 def _compare_logits(
-    model: Classifier, exported: ExportedModel, preprocess: Preprocessing
+    model: Classifier, graph: Graph, preprocess: Preprocessing, options: GraphOptions
 ) -> tuple[float, float]:
     """The largest difference in logits on random inputs, and the largest logit."""
     difference = largest = 0.0
-    for inputs in example_inputs(preprocess, exported.options, _BATCHES):
+    for inputs in example_inputs(preprocess, options, _BATCHES):
         pixels = inputs
-        if exported.options.inside:
+        if graph.inside:
             pixels = torch.stack([preprocess(to_pil_image(image)) for image in inputs])
         expected = model(pixels)
-        difference = max(difference, (expected - exported(inputs)).abs().max().item())
+        difference = max(difference, (expected - graph(inputs)).abs().max().item())
         largest = max(largest, expected.abs().max().item())
     return difference, largest
 
 
 def _compare_accuracy(
-    model: Classifier, exported: ExportedModel, source: Source, preprocess: Preprocessing
+    model: Classifier, graph: Graph, source: Source, transform: Transform
 ) -> dict[str, Any]:
     """Top-1 accuracy of both on the same images."""
-    transform = input_transform(preprocess, exported.options)
     # Images of different sizes do not fit in one batch.
-    batch = 1 if exported.options.inside else 8
+    batch = 1 if graph.inside else 8
     original = Predictor(model, source.labels)
     before, broken = predict_dataset(original, source, batch=8)
-    readback = Predictor(exported, source.labels, transform=transform)
+    readback = Predictor(graph, source.labels, transform=transform)
     after, _ = predict_dataset(readback, source, batch=batch)
     for name, reason in broken:
         say(f"left out  {name}: {reason}")

@@ -1,9 +1,7 @@
-"""A model as a graph in a file (ONNX, int8 ONNX or torch.export), and that file as a model."""
+"""A model as a graph in a file: ONNX, int8 ONNX or torch.export."""
 
 import json
-import logging
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +23,9 @@ from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.exporting.pipeline import Pipeline
 from vitrail.model import Classifier
 from vitrail.model.positions import LearnedPositions
+from vitrail.model.variants import variant_name
+from vitrail.weights.exported import METADATA_KEY, quiet
 
-_METADATA_KEY = "vitrail"
 _QUANTIZED_OPS = ["MatMul", "Gemm", "Conv"]
 _GELU_OUTPUT_OPS = {"Gelu", "Mul"}
 """A GELU node, or the last node of its decomposition."""
@@ -59,10 +58,14 @@ class GraphOptions:
 def describe_graph(
     model: Classifier, preprocess: Preprocessing, options: GraphOptions
 ) -> dict[str, Any]:
-    """The metadata of an exported file: input, output, labels and preprocessing."""
+    """The metadata of an exported file: model, input, output, labels and preprocessing."""
     any_size = options.inside or options.dynamic_size
     sides = ["height", "width"] if any_size else list(preprocess.size)
     return {
+        "variant": variant_name(model.architecture),
+        "parameters": sum(x.numel() for x in model.parameters()),
+        "features": model.feature_width,
+        "classes": model.architecture.classes,
         "input": {
             "name": "images" if options.inside else "pixels",
             "type": "uint8" if options.inside else "float32",
@@ -91,7 +94,7 @@ def trace(model: nn.Module, preprocess: Preprocessing, options: GraphOptions) ->
         dynamic |= {2: Dim("height"), 3: Dim("width")}
     if options.dynamic_size:
         dynamic |= {2: Dim.AUTO, 3: Dim.AUTO}
-    with _quiet():
+    with quiet():
         return torch.export.export(module.eval(), (example,), dynamic_shapes=(dynamic,))
 
 
@@ -120,15 +123,15 @@ def input_transform(
 
 
 def write_pt2(program: ExportedProgram, path: Path, metadata: dict[str, Any]) -> None:
-    with _staged(path) as part, _quiet():
-        extra_files = {f"{_METADATA_KEY}.json": json.dumps(metadata)}
+    with _staged(path) as part, quiet():
+        extra_files = {f"{METADATA_KEY}.json": json.dumps(metadata)}
         torch.export.save(program, part, extra_files=extra_files)
 
 
 def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, Any]) -> None:
     _require_onnx()
     _protect_padding(program)
-    with _staged(path) as part, _quiet():
+    with _staged(path) as part, quiet():
         try:
             onnx_program = torch.onnx.export(
                 program,
@@ -143,7 +146,7 @@ def write_onnx(program: ExportedProgram, path: Path, metadata: dict[str, Any]) -
                 f"ONNX cannot represent this model; use --format pt2 ({reason})"
             ) from None
         assert onnx_program is not None
-        onnx_program.model.metadata_props[_METADATA_KEY] = json.dumps(metadata)
+        onnx_program.model.metadata_props[METADATA_KEY] = json.dumps(metadata)
         onnx_program.save(part)
 
 
@@ -176,7 +179,7 @@ def quantize(
 
     inputs = ({metadata["input"]["name"]: image[None].numpy()} for image in images)
     reader: Any = SimpleNamespace(get_next=lambda: next(inputs, None))
-    with TemporaryDirectory() as folder, _staged(target) as part, _quiet():
+    with TemporaryDirectory() as folder, _staged(target) as part, quiet():
         prepared = Path(folder) / "prepared.onnx"
         quant_pre_process(source, prepared, skip_symbolic_shape=True)
         quantize_static(
@@ -192,7 +195,7 @@ def quantize(
             extra_options={"OpTypesToExcludeOutputQuantization": _QUANTIZED_OPS},
         )
         graph = onnx.load(part)
-        onnx.helper.set_model_props(graph, {_METADATA_KEY: json.dumps(metadata)})
+        onnx.helper.set_model_props(graph, {METADATA_KEY: json.dumps(metadata)})
         onnx.save(graph, part)
 
 
@@ -218,18 +221,6 @@ def _require_onnx() -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' warnings about their own internals."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(before)
-
-
-@contextmanager
 def _staged(path: Path) -> Iterator[Path]:
     """A temporary path whose files are moved next to `path` at the end: large graphs have two."""
     try:
@@ -240,30 +231,3 @@ def _staged(path: Path) -> Iterator[Path]:
                 shutil.move(file, path.parent / file.name)
     except OSError as error:
         raise FailureError(f"cannot write {path} ({one_line(error)})") from None
-
-
-class ExportedModel(nn.Module):
-    """An exported file as a model that can be evaluated."""
-
-    def __init__(self, path: Path, options: GraphOptions, labels: tuple[str, ...]) -> None:
-        super().__init__()
-        self.labels, self.options = labels, options
-        self._run = _load_onnx(path) if options.format == "onnx" else _load_pt2(path)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self._run(inputs.to(torch.uint8) if self.options.inside else inputs)
-
-
-def _load_onnx(path: Path) -> Callable[[Tensor], Tensor]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    return lambda inputs: torch.from_numpy(session.run(None, {name: inputs.numpy()})[0])
-
-
-def _load_pt2(path: Path) -> Callable[[Tensor], Tensor]:
-    with _quiet():
-        return torch.export.load(path).module()

@@ -178,6 +178,8 @@ class Attention(nn.Module):
     fused kernel and never builds the weights; `weights` builds them for inspection.
     """
 
+    kernel: Callable[..., Tensor] = staticmethod(F.scaled_dot_product_attention)
+
     def __init__(
         self,
         width: int,
@@ -196,7 +198,7 @@ class Attention(nn.Module):
     def forward(self, x: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
         q, k, v = self.split(x)
         # Relative positions go in through the mask, which the kernel adds after scaling.
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q))
+        y = self.kernel(q, k, v, attn_mask=self._bias(q))
         return self.out(y.transpose(1, 2).flatten(2))
 
     def split(self, x: Float[Tensor, "b n d"]) -> tuple[Tensor, Tensor, Tensor]:

@@ -83,7 +83,11 @@ class Service:
         return JSONResponse(result.report(results=rows))
 
     async def embed(self, request: Request, model: str | None = None) -> Response:
-        result = await self._process(request, self._model(model))
+        served = self._model(model)
+        if not served.embeds:
+            message = f"{served.name} is an exported file, which gives no features; use /predict"
+            raise RequestError(404, "no_features", message)
+        result = await self._process(request, served)
         rows = [
             {"name": image.name, "embedding": [float(f"{x:.7g}") for x in one.features]}
             for image, one in zip(result.images, result.predictions, strict=True)

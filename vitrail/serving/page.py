@@ -27,16 +27,16 @@ async def page(_request: Request) -> Response:
 
 
 async def list_samples(_request: Request) -> Response:
-    rows = [{"name": name, "by": author} for name, (_, author) in _samples().items()]
+    rows = [{"name": name, "by": author} for name, (_, author) in samples().items()]
     return JSONResponse({"samples": rows})
 
 
 async def sample(request: Request) -> Response:
-    name, samples = request.path_params["name"], _samples()
-    if name not in samples:
-        message = f"no sample '{name[:40]}'; expected {' or '.join(samples)}"
+    name, known = request.path_params["name"], samples()
+    if name not in known:
+        message = f"no sample '{name[:40]}'; expected {' or '.join(known)}"
         raise RequestError(404, "not_found", message)
-    data = samples[name][0].read_bytes()
+    data = known[name][0].read_bytes()
     return Response(data, media_type="image/jpeg", headers={"Cache-Control": "max-age=3600"})
 
 
@@ -62,13 +62,13 @@ def _build_page() -> tuple[str, str]:
 
 
 @cache
-def _samples() -> dict[str, tuple[Path, str]]:
+def samples() -> dict[str, tuple[Path, str]]:
     """The file of each sample, and its author."""
-    samples = {}
+    found = {}
     # Only the files are needed: importing scikit-learn would take a second.
     spec = find_spec("sklearn")
     for folder in (spec.submodule_search_locations if spec else None) or ():
         for name, author in _PHOTOGRAPHS.items():
             if (path := Path(folder) / "datasets" / "images" / f"{name}.jpg").exists():
-                samples[name] = (path, author)
-    return samples | {"daisy": (_FOLDER / "daisy.jpg", "drawn by Vitrail")}
+                found[name] = (path, author)
+    return found | {"daisy": (_FOLDER / "daisy.jpg", "drawn by Vitrail")}

@@ -21,12 +21,14 @@ def serve(  # noqa: PLR0913
     insecure: bool = False,
     origins: Sequence[str] = (),
     device: str = "auto",
+    fast: bool = False,
     limits: Limits | None = None,
 ) -> None:
     """Serves a web page and a JSON API for some models until SIGTERM or Ctrl-C.
 
     Port 0 is any free port. Pages of `origins` (such as "https://example.org") may use the models
-    as the server's own page does.
+    as the server's own page does. `fast` takes the fastest form of each model that decides as the
+    model itself does; a line says which.
     """
     try:
         import uvicorn
@@ -47,7 +49,7 @@ def serve(  # noqa: PLR0913
     allow_files(limits.connections)
     # Bound first, since loading models is slow.
     with bind(host, port) as listener:
-        served = open_models(models, choose_device(device))
+        served = open_models(models, choose_device(device), fast=fast)
         hosts = local_names(host)
         app = application(served, limits, token=token, hosts=hosts, origins=tuple(origins))
         for one in served:

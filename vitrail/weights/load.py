@@ -42,6 +42,8 @@ FORMATS: dict[str, Format] = {
     known.name: known for known in (GOOGLE, TIMM, HUGGINGFACE, TORCHVISION)
 }
 Gelu = Literal["tanh", "erf"]
+EXPORTED = (".onnx", ".pt2")
+"""The files of `vitrail export`, which `vitrail.weights.exported` opens."""
 FormatName = Literal["google", "timm", "huggingface", "torchvision", "vitrail"]
 
 _POSITIONS = r"^positions\.\d+\.(table|rows|columns)$|\.relative\.table$|\.offsets$"
@@ -129,6 +131,11 @@ def open_checkpoint(
     A line on stderr says what had to be assumed.
     """
     path, published = resolve(source)
+    if path.suffix in EXPORTED and not path.is_dir():
+        raise VitrailError(
+            f"{path} is an exported file, which only predict and serve take; name the model that "
+            "it was exported from"
+        )
     if published is not None:
         size = published.size if size is None else size
         heads = heads or getattr(
