@@ -232,7 +232,7 @@ def test_an_image_depends_on_its_position_alone(scenes, crop, mean, options):
     augment = BatchAugment(pre, Augment(crop=crop, **options), seed=3)
 
     def augmented(positions: list[int]) -> torch.Tensor:
-        chosen = [augment.decoded(scenes[p % len(scenes)]) for p in positions]
+        chosen = [augment.decoded(np.asarray(scenes[p % len(scenes)])) for p in positions]
         at = np.array(positions)
         shapes = np.array([pixels.shape[:2] for pixels in chosen])
         boxes = augment.boxes(at, shapes)
