@@ -265,7 +265,9 @@ def show_sweeps(result: dict[str, Any]) -> None:
     help="Score an ImageNet-1k model with ImageNet, ReaL or ObjectNet labels.",
 )
 @click.option("--batch", default=64, show_default=True, help="Images per batch.")
-@click.option("--workers", default=0, show_default=True, help="Decoding processes.")
+@click.option(
+    "--workers", default=-1, help="Decoding processes.  [default: all cores with a GPU, else none]"
+)
 @DEVICE
 @AS_JSON
 def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options: Any) -> None:

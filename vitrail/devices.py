@@ -158,6 +158,13 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def decoding_processes(device: torch.device) -> int:
+    """How many decode images: all cores beside a GPU, none where the cores compute as well."""
+    if device.type != "cuda":
+        return 0
+    return max(1, cores() // min(rank_and_world()[1], torch.cuda.device_count()))
+
+
 def available_memory() -> int:
     """Bytes of main memory that can be taken without swapping, within the limit of a container."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2]

@@ -232,13 +232,13 @@ def test_an_image_depends_on_its_position_alone(scenes, crop, mean, options):
     augment = BatchAugment(pre, Augment(crop=crop, **options), seed=3)
 
     def augmented(positions: list[int]) -> torch.Tensor:
-        chosen = [augment.decoded(scenes[p % len(scenes)]) for p in positions]
+        chosen = [augment.decoded(np.asarray(scenes[p % len(scenes)])) for p in positions]
         at = np.array(positions)
         shapes = np.array([pixels.shape[:2] for pixels in chosen])
         boxes = augment.boxes(at, shapes)
         cut = torch.zeros(len(at), len(mean), *boxes[:, 2:].max(0).tolist(), dtype=torch.uint8)
         for row, (pixels, (top, left, height, width)) in enumerate(zip(chosen, boxes, strict=True)):
-            inner = torch.from_numpy(pixels).permute(2, 0, 1)
+            inner = to_tensor(pixels)
             padded = torch.nn.functional.pad(inner, (8, 8, 8, 8))
             part = padded[:, top + 8 : top + 8 + height, left + 8 : left + 8 + width]
             cut[row, :, :height, :width] = part

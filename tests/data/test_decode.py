@@ -11,7 +11,7 @@ from PIL import EpsImagePlugin, Image, ImageOps
 
 from tests.pictures import many_scans
 from vitrail.data import decode as decoding
-from vitrail.data.decode import decode, open_image, upright
+from vitrail.data.decode import decode, decode_pixels, open_image, upright
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 
@@ -243,3 +243,106 @@ def test_no_damage_gets_past_as_anything_but_one_line(suffix):
             if not str(error).startswith("x ") or "\n" in str(error):
                 raise
     assert broken > 20
+
+
+# Pixels without Pillow's copies.
+
+
+JPEGS = {
+    "baseline": {},
+    "444": {"subsampling": 0},
+    "422": {"subsampling": 1},
+    "411": {"subsampling": "4:1:1"},
+    "progressive": {"progressive": True},
+    "restarts": {"restart_marker_rows": 1},
+    "rgb": {"keep_rgb": True},
+}
+
+
+def jpeg(picture: Image.Image, **options) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def both(data: bytes) -> list[np.ndarray | str]:
+    """What two ways to decode a file give: its pixels, or a line."""
+    found: list[np.ndarray | str] = []
+    for function in (decode_pixels, decode):
+        try:
+            found.append(np.asarray(function(io.BytesIO(data), "it")))
+        except VitrailError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+@pytest.mark.parametrize("size", [(64, 96), (33, 47), (1, 1), (200, 7)])
+def test_pixels_are_those_of_the_image(kind, size):
+    for mode in ("RGB", "L", "CMYK"):
+        if kind == "rgb" and mode != "RGB":
+            continue
+        picture = noise(208, 208, mode).resize(size)
+        pixels, image = both(jpeg(picture, quality=85, **JPEGS[kind]))
+        assert np.array_equal(pixels, image)
+        assert pixels.shape == (*size[::-1], 3)
+
+
+def test_pixels_of_damaged_files_are_those_of_the_image():
+    data, random = jpeg(noise(120, 160), restart_marker_rows=2), np.random.default_rng(0)
+    lines = 0
+    for number in range(60):
+        torn = bytearray(data)
+        if number % 3:
+            torn[random.integers(20, len(torn))] ^= 1 << random.integers(8)
+        else:
+            torn = torn[: random.integers(20, len(torn))]
+        pixels, image = both(bytes(torn))
+        assert type(pixels) is type(image)
+        assert np.array_equal(pixels, image)
+        lines += isinstance(pixels, str)
+    assert 20 <= lines < 60
+
+
+def test_pixels_of_other_files_are_those_of_the_image():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    files = [jpeg(noise(64, 96), exif=exif)]
+    for kind, mode in (("PNG", "RGBA"), ("GIF", "P"), ("WEBP", "RGB"), ("BMP", "RGB")):
+        file = io.BytesIO()
+        noise(64, 96, mode).save(file, kind)
+        files.append(file.getvalue())
+    for data in files:
+        pixels, image = both(data)
+        assert np.array_equal(pixels, image)
+
+
+def test_without_torchvisions_decoder_pillow_gives_the_same(monkeypatch):
+    data = jpeg(noise(64, 96))
+    expected = decode_pixels(io.BytesIO(data), "it")
+    monkeypatch.delattr("torchvision.io.decode_jpeg")
+    assert np.array_equal(decode_pixels(io.BytesIO(data), "it"), expected)
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "expected"),
+    [
+        ((800, 600), 100, (200, 150)),  # a quarter: an eighth would be 75
+        ((800, 600), 300, (400, 300)),
+        ((800, 600), 301, (800, 600)),
+        ((1600, 1000), 100, (200, 125)),
+        ((801, 601), 300, (401, 301)),
+        ((800, 600), 0, (800, 600)),
+    ],
+)
+def test_large_files_are_decoded_at_a_smaller_scale(size, side, expected):
+    picture = noise(size[1] // 8 * 8, size[0] // 8 * 8).resize(size)
+    data = jpeg(picture, quality=95)
+    pixels = decode_pixels(io.BytesIO(data), "it", side)
+    assert pixels.shape == (*expected[::-1], 3)
+    whole = picture.resize(expected, Image.Resampling.BOX)
+    level = 3 if size[0] % 8 == 0 else 12  # a row and a column more are not in phase
+    assert np.abs(pixels.astype(int) - np.asarray(whole)).mean() < level
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    assert decode_pixels(io.BytesIO(file.getvalue()), "it", side).shape == (*size[::-1], 3)

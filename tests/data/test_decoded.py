@@ -17,7 +17,7 @@ from vitrail.data import decoded, store
 from vitrail.data.batch_augment import BatchAugment
 from vitrail.data.contents import source_digest
 from vitrail.data.dataset import Joined, Source, Splits, random_subset
-from vitrail.data.decoded import CutImages, decode_images, decoded_batches
+from vitrail.data.decoded import CutImages, cut_parts, decode_images, decoded_batches
 from vitrail.data.folder import open_folder
 from vitrail.data.loader import RankBatchSampler, ShuffledOrder, TrainingBatch, training_batches
 from vitrail.data.preprocessing import Preprocessing
@@ -155,7 +155,26 @@ def test_images_on_the_device_are_those_of_the_store_alone(folder, tmp_path):
     copy = decoded._copied(images, CPU.device)
     assert copy.pixels.numel() == int(some_bytes(images))
     for index in range(4):
-        assert np.array_equal(copy._pixels(index), images._pixels(index))
+        assert np.array_equal(copy.image(index), images.image(index))
+
+
+@pytest.mark.parametrize("crop", ["inception", "pad"])
+def test_the_device_cuts_as_memory_does(folder, crop):
+    """The same addresses, whichever device computes them; from parts as from whole images."""
+    augment = augmenting(crop)
+    images, _ = decode_images(train(folder), augment, CPU, place="memory", workers=0)
+    indices, positions = np.array([3, 0, 8, 3, 5]), np.arange(70, 75)
+    boxes, flips = augment.boxes(positions, images.shapes[indices]), augment.flips(positions)
+    assert set(flips) == {True, False}
+    expected = images.cut(indices, boxes, flips, CPU.device)
+    size = tuple(boxes[:, 2:].max(0).tolist())
+    found = images._gather(indices, boxes, flips, size)
+    parts, inner = cut_parts([images.image(index) for index in indices.tolist()], boxes)
+    assert parts.pixels.numel() < images.shapes[indices].prod(1).sum() * 3
+    again = parts._gather(np.arange(5), inner, flips, size)
+    for row, (height, width) in enumerate(boxes[:, 2:].tolist()):
+        for one in (found, again):
+            assert torch.equal(one[row, :, :height, :width], expected[row, :, :height, :width])
 
 
 def some_bytes(images) -> int:

@@ -32,9 +32,9 @@ def source(n: int = 10) -> ArraySource:
     return ArraySource(("even", "odd"), targets, [f"{i}" for i in range(n)], pixels)
 
 
-def noisy(picture: Image.Image) -> torch.Tensor:
+def noisy(pixels: np.ndarray) -> torch.Tensor:
     """The picture's gray value and a random number."""
-    value = torch.tensor(picture.getpixel((0, 0))[0], dtype=torch.float32)
+    value = torch.tensor(pixels[0, 0, 0], dtype=torch.float32)
     return torch.stack([value, torch.rand(())])
 
 
@@ -128,10 +128,10 @@ def test_loading_leaves_the_global_random_state_alone():
 class Damaged(ArraySource):
     """A source in which pictures from the eighth on cannot be decoded."""
 
-    def image(self, index: int) -> Image.Image:
+    def rgb(self, index: int, side: int) -> np.ndarray:
         if index >= 8:
             raise VitrailError(f"{index} cannot be decoded")
-        return super().image(index)
+        return super().rgb(index, side)
 
 
 def test_a_broken_picture_is_named_and_the_next_takes_its_place():
@@ -153,8 +153,8 @@ def test_nothing_but_broken_pictures_is_an_error():
     damaged = Damaged(whole.labels, whole.targets[8:], whole.names[8:], whole.pixels[8:])
 
     class Hopeless(Damaged):
-        def image(self, index: int) -> Image.Image:
-            return super().image(index + 8)
+        def rgb(self, index: int, side: int) -> np.ndarray:
+            return super().rgb(index + 8, side)
 
     dataset = Augmented(
         Hopeless(damaged.labels, damaged.targets, damaged.names, damaged.pixels), noisy, seed=0

@@ -28,7 +28,9 @@ from vitrail import VitrailError
 from vitrail.data.dataset import ArraySource
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError
+from vitrail.evaluation import predictor
 from vitrail.evaluation.metrics import Predictions
+from vitrail.evaluation.predictor import ImageBatches
 from vitrail.training.objectives.classification import Classification
 
 BROKEN = {0: VitrailError("0.png is not an image"), 4: VitrailError("4.png is truncated")}
@@ -328,3 +330,21 @@ def test_it_says_of_pictures_what_the_model_says_itself(checkpoint, scenes):
         names, sure = zip(*model.predict(source.image(i)), strict=True)
         assert tuple(source.labels[guess] for guess in found.guesses[i]) == names
         assert np.allclose(found.probabilities[i], sure, atol=1e-5)
+
+
+def test_processes_decode_by_default_where_they_pay(monkeypatch):
+    monkeypatch.setattr(predictor, "decoding_processes", lambda device: 2)
+    source = pictures(100)
+
+    def workers(**options) -> int:
+        batches = ImageBatches(source, tensor, torch.device("cpu"), **options)
+        return batches._loader.num_workers
+
+    assert workers(batch=10) == 2
+    assert workers(batch=40) == 2
+    assert workers(batch=64) == 1
+    assert workers(batch=101) == 0
+    assert workers(batch=101, workers=2) == 2
+    assert workers(batch=10, workers=0) == 0
+    monkeypatch.undo()
+    assert workers(batch=10) == 0  # on a CPU

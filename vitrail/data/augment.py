@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
@@ -26,17 +27,18 @@ _PADDING = 8
 
 def training_transform(
     preprocessing: Preprocessing, augment: Augment
-) -> Callable[[Image.Image], UInt8[Tensor, "c y x"]]:
-    """From an image to an augmented uint8 tensor of `preprocessing.size`.
+) -> Callable[[Image.Image | UInt8[np.ndarray, "y x 3"]], UInt8[Tensor, "c y x"]]:
+    """From an image or its pixels to an augmented uint8 tensor of `preprocessing.size`.
 
     Mixup and CutMix are for batches: see `mix`. The result can be pickled for worker processes.
     """
     fill = mean_color(preprocessing)
-    gray: list[_Step] = [] if len(fill) == 3 else [v2.Grayscale()]
+    # Pillow's own operations come first; everything else starts from pixels.
+    gray: list[_Step] = [] if len(fill) == 3 else [_as_image, v2.Grayscale()]
     colors = _color_steps(augment, fill)
     if augment.crop == "pad":
         flip: list[_Step] = [_mirrored] if augment.flip else []
-        steps = [_Whole(preprocessing), _shifted, *flip, *colors, to_tensor]
+        steps = [_as_image, _Whole(preprocessing), _shifted, *flip, *colors, to_tensor]
     else:
         flip = [v2.RandomHorizontalFlip()] if augment.flip else []
         if colors:
@@ -58,7 +60,7 @@ def _crop_steps(augment: Augment, preprocessing: Preprocessing) -> list[_Step]:
     if augment.crop == "resize":
         resize = v2.Resize(crop_source_size(preprocessing), **resampling)
         return [to_tensor, resize, v2.RandomCrop(size)]
-    return [partial(whole_image, preprocessing=preprocessing)]
+    return [to_tensor, partial(whole_image, preprocessing=preprocessing)]
 
 
 def _color_steps(augment: Augment, fill: Color) -> list[_Step]:
@@ -81,11 +83,12 @@ def mean_color(preprocessing: Preprocessing) -> Color:
     return tuple(round(255 * share) for share in preprocessing.mean)
 
 
-def whole_image(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "c y x"]:
+def whole_image(
+    image: UInt8[Tensor, "c _y _x"], preprocessing: Preprocessing
+) -> UInt8[Tensor, "c y x"]:
     """The evaluation's resize and crop, in bytes."""
-    sides = list(preprocessing.resized(image.height, image.width))
-    options = resampling_options(preprocessing)
-    resized = v2.functional.resize(to_tensor(image), sides, **options)
+    sides = list(preprocessing.resized(image.shape[1], image.shape[2]))
+    resized = v2.functional.resize(image, sides, **resampling_options(preprocessing))
     if not preprocessing.short_side:
         return resized
     return v2.functional.center_crop(resized, list(preprocessing.size))
@@ -95,6 +98,17 @@ def resampling_options(preprocessing: Preprocessing) -> dict[str, Any]:
     """For torchvision's functions that resize."""
     mode = InterpolationMode(preprocessing.interpolation)
     return {"interpolation": mode, "antialias": preprocessing.antialias}
+
+
+# For small images, the overhead of torchvision's classes would dominate.
+
+
+def to_gray(pixels: UInt8[np.ndarray, "y x 3"]) -> UInt8[np.ndarray, "y x 1"]:
+    return np.asarray(Image.fromarray(pixels).convert("L"))[..., None]
+
+
+def _as_image(image: Image.Image | UInt8[np.ndarray, "y x 3"]) -> Image.Image:
+    return Image.fromarray(image) if isinstance(image, np.ndarray) else image
 
 
 def _to_pil(image: UInt8[Tensor, "c y x"]) -> Image.Image:
@@ -116,7 +130,7 @@ class _Whole:
             min(rows, columns),
         ):
             return image
-        return _to_pil(whole_image(image, self.preprocessing))
+        return _to_pil(whole_image(to_tensor(image), self.preprocessing))
 
 
 def _shifted(image: Image.Image) -> Image.Image:

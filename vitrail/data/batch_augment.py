@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, UInt8
-from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -25,6 +24,7 @@ from vitrail.data.augment import (
     crop_source_size,
     mean_color,
     resampling_options,
+    to_gray,
     whole_image,
 )
 from vitrail.data.draws import derive_seed, uniform
@@ -69,11 +69,6 @@ class BatchAugment:
         return mean_color(self.preprocessing)
 
     @property
-    def decoded_side(self) -> int:
-        """The short side that decoded images need to have at most; 0 if they have a fixed size."""
-        return _SHRINK * max(self.preprocessing.size) if self.augment.crop == "inception" else 0
-
-    @property
     def decoded_size(self) -> tuple[int, int]:
         """Rows and columns of all decoded images; (0, 0) if they keep their own."""
         if self.augment.crop == "inception":
@@ -83,16 +78,22 @@ class BatchAugment:
             return rows, columns
         return self.preprocessing.size
 
-    def decoded(self, image: Image.Image) -> UInt8[np.ndarray, "y x c"]:
+    @property
+    def side(self) -> int:
+        """The short side that crops need an image to have at most; of larger images, fixed sizes
+        are made as well from this one as from the whole."""
+        return _SHRINK * max(*self.preprocessing.size, *self.decoded_size)
+
+    def decoded(self, pixels: UInt8[np.ndarray, "_y _x 3"]) -> UInt8[np.ndarray, "y x c"]:
         """The pixels that crops are taken from: they depend on the image and the settings alone."""
         pre = self.preprocessing
-        image = image if self.channels == 3 else image.convert("L")
         if self.augment.crop == "inception":
-            pixels = np.array(shrunk(image, self.decoded_side))
-            return pixels if self.channels == 3 else pixels[..., None]
+            small = shrunk(pixels, self.side)
+            return small if self.channels == 3 else to_gray(small)
+        image = to_tensor(pixels if self.channels == 3 else to_gray(pixels))
         if self.augment.crop == "resize":
             size, options = crop_source_size(pre), resampling_options(pre)
-            resized = v2.functional.resize(to_tensor(image), size, **options)
+            resized = v2.functional.resize(image, size, **options)
         else:
             resized = whole_image(image, pre)
         return resized.permute(1, 2, 0).contiguous().numpy()
@@ -100,7 +101,7 @@ class BatchAugment:
     def keeps(self, shapes: Int[np.ndarray, "n 2"]) -> bool:
         """Whether `decoded` returns all RGB images of these sizes as they are."""
         if self.augment.crop == "inception":
-            same = shapes.min(1) <= self.decoded_side
+            same = shapes.min(1) <= self.side
         else:
             cropped = self.augment.crop != "resize" and self.preprocessing.short_side
             same = (shapes == self.decoded_size).all(1) & (not cropped)

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 from PIL import Image
 
+from vitrail.data.decode import Pixels
 from vitrail.errors import FailureError, VitrailError
 
 SplitMethod = Literal["hash", "stratified", "hash alone"]
@@ -62,7 +63,11 @@ class Source(Protocol):
         ...
 
     def image(self, index: int) -> Image.Image:
-        """The decoded image, upright 8-bit RGB; a `VitrailError` says why it cannot be decoded."""
+        """The decoded image, upright 8-bit RGB; a `VitrailError` says why it cannot be decoded.
+
+        A source that has faster access to pixels than through images has a method `rgb` as well:
+        see `read_pixels`.
+        """
         ...
 
 
@@ -88,6 +93,10 @@ class ArraySource(IndexedSource):
 
     def image(self, index: int) -> Image.Image:
         return Image.fromarray(self.pixels[index]).convert("RGB")
+
+    def rgb(self, index: int, side: int) -> Pixels:
+        pixels = self.pixels[index]
+        return pixels if pixels.ndim == 3 else pixels[..., None].repeat(3, 2)
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,9 @@ class Subset:
     def image(self, index: int) -> Image.Image:
         return self.source.image(int(self.indices[index]))
 
+    def rgb(self, index: int, side: int) -> Pixels:
+        return read_pixels(self.source, int(self.indices[index]), side)
+
 
 @dataclass(frozen=True)
 class Joined:
@@ -145,6 +157,11 @@ class Joined:
         split = len(self.first.targets)
         return self.first.image(index) if index < split else self.second.image(index - split)
 
+    def rgb(self, index: int, side: int) -> Pixels:
+        split = len(self.first.targets)
+        source, number = (self.first, index) if index < split else (self.second, index - split)
+        return read_pixels(source, number, side)
+
 
 @dataclass(frozen=True)
 class Renamed:
@@ -170,6 +187,9 @@ class Renamed:
 
     def image(self, index: int) -> Image.Image:
         return self.source.image(index)
+
+    def rgb(self, index: int, side: int) -> Pixels:
+        return read_pixels(self.source, index, side)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +237,23 @@ def image_or_reason(source: Source, index: int) -> Image.Image | str:
     """
     try:
         return source.image(index)
+    except FailureError:
+        raise
+    except VitrailError as error:
+        return str(error)
+
+
+def read_pixels(source: Source, index: int, side: int = 0) -> Pixels:
+    """The pixels of `Source.image`, not to be written to. With a `side`, a large image may be
+    decoded at a smaller scale, as long as its short side does not become shorter than that."""
+    rgb = getattr(source, "rgb", None)
+    return np.asarray(source.image(index)) if rgb is None else rgb(index, side)
+
+
+def pixels_or_reason(source: Source, index: int, side: int = 0) -> Pixels | str:
+    """`image_or_reason` for `read_pixels`."""
+    try:
+        return read_pixels(source, index, side)
     except FailureError:
         raise
     except VitrailError as error:

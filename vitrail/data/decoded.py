@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from vitrail.console import Advance, byte_size
 from vitrail.data.batch_augment import BatchAugment, Boxes, Images
 from vitrail.data.contents import source_digest
-from vitrail.data.dataset import Broken, Source, image_or_reason
+from vitrail.data.dataset import Broken, Source, pixels_or_reason
 from vitrail.data.loader import Chunk, RankBatchSampler, TrainingBatch, decodable, read_all
 from vitrail.data.store import DecodedPart, packed_part, read_decoded, write_decoded
 from vitrail.devices import Devices, available_memory
@@ -43,6 +43,7 @@ _RULE = 1
 """Increased when the pixels of decoded images change, so that older caches are not used."""
 _ABANDONED = 3600
 """Seconds after which a file that nobody writes to is unfinished."""
+_NONE = torch.zeros(0, dtype=torch.uint8)
 _PIECE = 1 << 26
 """Bytes that are copied to the device at a time."""
 _CUT_AT_ONCE = 1 << 27
@@ -77,9 +78,12 @@ class DecodedImages:
         """Parts of images, mirrored where requested, each at the top left of one as large as the
         largest of them; black where a box reaches beyond its image."""
         if not self.pixels.is_cuda:
-            cut = cut_boxes([self._pixels(index) for index in indices.tolist()], boxes, flips)
-            pinned = cut.pin_memory() if device.type == "cuda" else cut
-            return pinned.to(device, non_blocking=True).permute(0, 3, 1, 2)
+            images = [self.image(index) for index in indices.tolist()]
+            if device.type == "cpu":
+                return cut_boxes(images, boxes, flips).permute(0, 3, 1, 2)
+            # Only what is cut out is copied to the device.
+            parts, boxes = cut_parts(images, boxes)
+            return parts.on(device).cut(np.arange(len(boxes)), boxes, flips, device)
         rows, columns = boxes[:, 2:].max(0).tolist()
         part = max(1, _CUT_AT_ONCE // (rows * columns * self.channels))
         starts = range(0, len(indices), part)
@@ -87,7 +91,14 @@ class DecodedImages:
         size = (rows, columns)
         return torch.cat([self._gather(indices[s], boxes[s], flips[s], size) for s in slices])
 
-    def _pixels(self, index: int) -> UInt8[np.ndarray, "y x c"]:
+    def on(self, device: torch.device) -> "DecodedImages":
+        """On a device, to which the pixels are copied from pinned memory."""
+        if device.type == "cpu":
+            return self
+        return replace(self, pixels=self.pixels.pin_memory().to(device, non_blocking=True))
+
+    def image(self, index: int) -> UInt8[np.ndarray, "y x c"]:
+        """The pixels of an image in memory."""
         rows, columns = self.shapes[index].tolist()
         start = int(self.offsets[index])
         part = self.pixels[start : start + rows * columns * self.channels]
@@ -114,6 +125,27 @@ class DecodedImages:
         channel = torch.arange(self.channels, device=self.pixels.device)[:, None]
         address = line + (x[:, None] * self.channels + channel)[:, :, None]
         return self.pixels[address] * inside
+
+
+def cut_parts(
+    images: Sequence[UInt8[np.ndarray, "_y _x c"]], boxes: Boxes
+) -> tuple[DecodedImages, Boxes]:
+    """What the boxes contain of each image, as images of their own, and the boxes in them."""
+    starts = boxes[:, :2].clip(0)
+    ends = np.minimum(boxes[:, :2] + boxes[:, 2:], [image.shape[:2] for image in images])
+    shapes, channels = ends - starts, images[0].shape[2]
+    lengths = shapes.prod(1) * channels
+    offsets = np.cumsum(lengths) - lengths
+    pixels = np.empty(int(lengths.sum()), dtype=np.uint8)
+    for target, image, (top, left), (bottom, right) in zip(
+        np.split(pixels, offsets[1:]), images, starts.tolist(), ends.tolist(), strict=True
+    ):
+        part = image[top:bottom, left:right]
+        target.reshape(part.shape)[:] = part
+    parts = DecodedImages(
+        torch.from_numpy(pixels), offsets, shapes, np.arange(len(images)), channels
+    )
+    return parts, np.concatenate([boxes[:, :2] - starts, boxes[:, 2:]], 1)
 
 
 def cut_boxes(
@@ -147,20 +179,23 @@ class CutImages(Dataset[Any]):
         return self.__getitems__([index])
 
     def __getitems__(self, chunk: list[tuple[int, int]]) -> Any:
-        found = [decodable(self.source, index) for _, index in chunk]
+        found = [decodable(self.source, index, self.augment.side) for _, index in chunk]
         images = [self.augment.decoded(image) for image, _, _ in found]
         positions = np.array([position for position, _ in chunk])
         boxes = self.augment.boxes(positions, np.array([image.shape[:2] for image in images]))
-        cut = cut_boxes(images, boxes, self.augment.flips(positions))
+        parts, boxes = cut_parts(images, boxes)
         numbers = [number for _, number, _ in found]
         broken = [pair for _, _, pairs in found for pair in pairs]
-        return cut, torch.from_numpy(boxes), torch.from_numpy(positions), numbers, broken
+        # A tensor of its own, so that a worker hands it over in shared memory.
+        return parts.pixels, replace(parts, pixels=_NONE), boxes, positions, numbers, broken
 
     def finish(self, chunk: Any, device: torch.device) -> Chunk:
         """Augments a chunk on the device."""
-        cut, boxes, positions, numbers, broken = chunk
-        pixels = cut.to(device, non_blocking=True).permute(0, 3, 1, 2)
-        images = self.augment(pixels, boxes.numpy(), positions.numpy())
+        pixels, parts, boxes, positions, numbers, broken = chunk
+        flips = self.augment.flips(positions)
+        parts = replace(parts, pixels=pixels).on(device)
+        cut = parts.cut(np.arange(len(boxes)), boxes, flips, device)
+        images = self.augment(cut, boxes, positions)
         return images, torch.from_numpy(self.source.targets[numbers]), broken
 
 
@@ -233,7 +268,7 @@ def decoded_bytes(source: Source, augment: BatchAugment) -> int:
     if min(augment.decoded_size):
         return total * augment.channels * augment.decoded_size[0] * augment.decoded_size[1]
     some = sorted(set(np.linspace(0, total - 1, min(_SAMPLE, total), dtype=int).tolist()))
-    images = [image_or_reason(source, index) for index in some]
+    images = [pixels_or_reason(source, index, augment.side) for index in some]
     sizes = [augment.decoded(image).size for image in images if not isinstance(image, str)]
     return int(total * np.mean(sizes)) if sizes else 0
 
@@ -258,7 +293,7 @@ def _in_memory(
     source: Source, augment: BatchAugment, workers: int, progress: Advance | None
 ) -> DecodedPart:
     found: dict[int, Any] = dict(
-        read_all(source, augment.decoded, workers=workers, progress=progress)
+        read_all(source, augment.decoded, side=augment.side, workers=workers, progress=progress)
     )
     good = [index for index in sorted(found) if not isinstance(found[index], Broken)]
     shapes = np.array([found[index].shape[:2] for index in good], dtype=np.int64).reshape(-1, 2)
@@ -291,7 +326,7 @@ def _on_disk(
             if read_decoded(stem, source, augment.channels) is None:
                 _delete_unfinished(cache.folder)
                 cache.make_room(size)
-                write_decoded(source, stem, augment.decoded, progress)
+                write_decoded(source, stem, augment.decoded, augment.side, progress)
             for path in files:
                 os.utime(path)  # used now
         except OSError as error:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitrail.console import say
 from vitrail.data.dataset import IndexedSource, Splits, listed, sort_classes, stable_name
-from vitrail.data.decode import open_image
+from vitrail.data.decode import Pixels, decode_pixels, open_image, regular_file
 from vitrail.errors import DamagedError, FailureError, VitrailError, one_line
 
 SUFFIXES = frozenset(
@@ -54,6 +54,10 @@ class FolderSource(IndexedSource):
 
     def image(self, index: int) -> Image.Image:
         return open_image(self.root / self.files[index])
+
+    def rgb(self, index: int, side: int) -> Pixels:
+        path = self.root / self.files[index]
+        return decode_pixels(regular_file(path), str(path), side)
 
 
 # Class folders.

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from vitrail.console import Advance
-from vitrail.data.dataset import Broken, Source, image_or_reason
+from vitrail.data.dataset import Broken, Source, image_or_reason, pixels_or_reason
+from vitrail.data.decode import Pixels
 from vitrail.data.draws import derive_seed
 from vitrail.errors import FailureError, VitrailError
 
@@ -28,7 +28,8 @@ _WINDOW = 16
 _CHUNK = 128
 """The most images that one worker prepares at a time."""
 
-Transform = Callable[[Image.Image], Tensor]
+Transform = Callable[[Any], Tensor]
+"""Of a Pillow image; in training of its pixels."""
 
 
 class ShuffledOrder:
@@ -85,16 +86,16 @@ class ShuffledOrder:
         return rng.permutation(np.concatenate(drawn))[:total]
 
 
-def decodable(source: Source, index: int) -> tuple[Image.Image, int, list[Broken]]:
-    """An image and its index, or the next one that can be decoded, so that batches keep their size;
-    and those that cannot."""
+def decodable(source: Source, index: int, side: int = 0) -> tuple[Pixels, int, list[Broken]]:
+    """The pixels of an image and its index, or of the next one that can be decoded, so that batches
+    keep their size; and those that cannot. For `side`, see `read_pixels`."""
     broken: list[Broken] = []
     total = len(source.targets)
     for other in range(index, index + total):
-        image = image_or_reason(source, other % total)
-        if not isinstance(image, str):
-            return image, other % total, broken
-        broken.append(Broken(source.names[other % total], image))
+        pixels = pixels_or_reason(source, other % total, side)
+        if not isinstance(pixels, str):
+            return pixels, other % total, broken
+        broken.append(Broken(source.names[other % total], pixels))
     raise VitrailError(f"none of the {total} training images can be decoded")
 
 
@@ -109,10 +110,10 @@ class Augmented(Dataset[Any]):
 
     def __getitem__(self, index: tuple[int, int]) -> tuple[Tensor, int, list[Broken]]:
         position, requested = index
-        image, number, broken = decodable(self.source, requested)
+        pixels, number, broken = decodable(self.source, requested)
         state = torch.get_rng_state() if get_worker_info() is None else None
         torch.default_generator.manual_seed(derive_seed(self.seed, position))
-        augmented = self.transform(image)
+        augmented = self.transform(pixels)
         if state is not None:
             torch.set_rng_state(state)
         return augmented, int(self.targets[number]), broken
@@ -283,30 +284,38 @@ class _Mapped(Dataset[Any]):
     """A function of each image; a failing disk or network is returned, to be raised in one line."""
 
     source: Source
-    function: Callable[[Image.Image], Any]
+    function: Callable[[Any], Any]
+    side: int | None
 
     def __getitem__(self, index: int) -> Any:
         try:
-            image = image_or_reason(self.source, index)
+            if self.side is None:
+                found: Any = image_or_reason(self.source, index)
+            else:
+                found = pixels_or_reason(self.source, index, self.side)
         except FailureError as error:
             return error
-        if isinstance(image, str):
-            return Broken(self.source.names[index], image)
-        return self.function(image)
+        if isinstance(found, str):
+            return Broken(self.source.names[index], found)
+        return self.function(found)
 
 
 def read_all(
     source: Source,
-    function: Callable[[Image.Image], Any],
+    function: Callable[[Any], Any],
     *,
+    side: int | None = None,
     workers: int = 0,
     progress: Advance | None = None,
 ) -> Iterator[tuple[int, Any]]:
-    """The index of each image with `function` of it, or `Broken`, in the order of the blocks."""
+    """The index of each image with `function` of it, or `Broken`, in the order of the blocks.
+
+    With a `side`, the function gets the pixels of `read_pixels`, else a Pillow image.
+    """
     order = np.argsort(source.blocks, kind="stable")
     chunks = [order[start : start + CHUNK].tolist() for start in range(0, len(order), CHUNK)]
     loader: DataLoader[Any] = DataLoader(
-        _Mapped(source, function),
+        _Mapped(source, function, side),
         batch_sampler=chunks,
         num_workers=min(workers, len(chunks)),
         collate_fn=list,

@@ -86,11 +86,11 @@ class Preprocessing:
         return asdict(self)
 
 
-def to_tensor(image: Image.Image) -> UInt8[Tensor, "c y x"]:
-    pixels = np.array(image)
-    if pixels.ndim == 2:
-        return torch.from_numpy(pixels)[None]
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+def to_tensor(image: Image.Image | UInt8[np.ndarray, "y x _c"]) -> UInt8[Tensor, "c y x"]:
+    """A view where possible: torch resizes images fastest whose channels come last."""
+    pixels = np.asarray(image)
+    pixels = pixels if pixels.flags.writeable else pixels.copy()  # torch has no read-only tensors
+    return torch.from_numpy(pixels[..., None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
 def _center_crop(pixels: Float[Tensor, "c y x"], size: tuple[int, int]) -> Float[Tensor, "c r s"]:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from vitrail.console import say
 from vitrail.data.dataset import IndexedSource, Splits, listed, sort_classes
-from vitrail.data.decode import decode, refuse_large
+from vitrail.data.decode import Pixels, decode, decode_pixels, refuse_large
 from vitrail.data.folder import NO_CLASS, PARTS, has_images, sub_folders
 from vitrail.data.tars import (
     CLASS_LISTS,
@@ -57,6 +57,9 @@ class ShardSource(IndexedSource):
 
     def image(self, index: int) -> Image.Image:
         return decode(BytesIO(self.content(index)), self._title(index))
+
+    def rgb(self, index: int, side: int) -> Pixels:
+        return decode_pixels(BytesIO(self.content(index)), self._title(index), side)
 
     def content(self, index: int) -> bytes:
         """The bytes of the image file."""

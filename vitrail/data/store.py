@@ -28,10 +28,11 @@ from vitrail.data.dataset import (
     Splits,
     image_or_reason,
     pack_strings,
+    pixels_or_reason,
     unpack_strings,
     unwrap,
 )
-from vitrail.data.decode import in_threads
+from vitrail.data.decode import Pixels, in_threads
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import atomic_write
 
@@ -53,10 +54,13 @@ class StoreSource(IndexedSource):
     """Content hashes of the original files (`vitrail.data.contents`); 0 if unknown."""
 
     def image(self, index: int) -> Image.Image:
+        return Image.fromarray(self.rgb(index))  # a copy
+
+    def rgb(self, index: int, side: int = 0) -> Pixels:
         rows, columns = self.shapes[index].tolist()
         start = int(self.offsets[index])
         pixels = _mapped(self.path, self.written)[start : start + rows * columns * 3]
-        return Image.fromarray(pixels.reshape(rows, columns, 3))  # a copy
+        return pixels.reshape(rows, columns, 3)
 
 
 @lru_cache(8)
@@ -118,7 +122,7 @@ def _write_part(source: Source, stem: Path, side: int, progress: Advance) -> lis
     indices, shapes, broken = _write_pixels(
         source,
         path,
-        lambda image: np.asarray(shrunk(image, side)),
+        lambda pixels: shrunk(pixels, side),
         lambda amount, total=None: progress(amount),
     )
     if not len(indices):
@@ -138,15 +142,16 @@ def _write_part(source: Source, stem: Path, side: int, progress: Advance) -> lis
 def _write_pixels(
     source: Source,
     path: Path,
-    decoded: Callable[[Image.Image], UInt8[np.ndarray, "y x c"]],
+    decoded: Callable[[Pixels], UInt8[np.ndarray, "y x c"]],
     progress: Advance | None,
+    side: int = 0,
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, "n 2"], list[Broken]]:
     """Writes the pixels of all images to a file; returns the indices and shapes of those that can
     be decoded, and the others."""
 
     def read(index: int) -> UInt8[np.ndarray, "y x c"] | str:
-        image = image_or_reason(source, index)
-        return image if isinstance(image, str) else decoded(image)
+        pixels = pixels_or_reason(source, index, side)
+        return pixels if isinstance(pixels, str) else np.ascontiguousarray(decoded(pixels))
 
     written: list[tuple[int, int, int]] = []
     broken: list[Broken] = []
@@ -187,15 +192,19 @@ def packed_part(source: Source) -> DecodedPart | None:
 def write_decoded(
     source: Source,
     stem: Path,
-    decoded: Callable[[Image.Image], UInt8[np.ndarray, "y x c"]],
+    decoded: Callable[[Pixels], UInt8[np.ndarray, "y x c"]],
+    side: int = 0,
     progress: Advance | None = None,
 ) -> None:
-    """Writes the pixels of a source for `read_decoded`, completely or not at all."""
+    """Writes the pixels of a source for `read_decoded`, completely or not at all.
+
+    Large images are read with `side`: see `read_pixels`.
+    """
     pixels = stem.with_suffix(".pixels")
     table: dict[str, Any] = {}
 
     def save(part: Path) -> None:
-        table["indices"], table["shapes"], _ = _write_pixels(source, part, decoded, progress)
+        table["indices"], table["shapes"], _ = _write_pixels(source, part, decoded, progress, side)
 
     atomic_write(pixels, save)
 
@@ -233,13 +242,13 @@ def read_decoded(stem: Path, source: Source, channels: int) -> DecodedPart | Non
     return DecodedPart(pixels, np.cumsum(lengths) - lengths, shapes, indices, broken)
 
 
-def shrunk(image: Image.Image, side: int) -> Image.Image:
-    """The image, resized to a short side of `side` if it is longer."""
-    short = min(image.size)
+def shrunk(pixels: UInt8[np.ndarray, "_y _x 3"], side: int) -> Pixels:
+    """An image, resized to a short side of `side` if it is longer."""
+    short = min(pixels.shape[:2])
     if not side or short <= side:
-        return image
-    width, height = (max(side, round(length * side / short)) for length in image.size)
-    return image.resize((width, height), Image.Resampling.BICUBIC)
+        return pixels
+    height, width = (max(side, round(length * side / short)) for length in pixels.shape[:2])
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))
 
 
 # Reading.

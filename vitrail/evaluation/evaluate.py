@@ -31,7 +31,7 @@ def evaluate(
     split: str = "",
     labels: str = "",
     batch: int = 64,
-    workers: int = 0,
+    workers: int = -1,
     device: str = "auto",
 ) -> dict[str, Any]:
     """Top-1, top-5, per-class figures, confusion and calibration on every image of a split that the

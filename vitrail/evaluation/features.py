@@ -124,7 +124,7 @@ def extract(
     *,
     precision: torch.dtype | None = None,
     batch: int = 64,
-    workers: int = 0,
+    workers: int = -1,
     cache: FeatureCache | None = None,
     progress: Advance | None = None,
 ) -> Features:

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vitrail.console import count_progress, say
-from vitrail.devices import cores, setup_devices
+from vitrail.devices import setup_devices
 from vitrail.errors import VitrailError
 from vitrail.evaluation.features import Features, extract, open_cache
 from vitrail.evaluation.held_out import select_images
@@ -63,7 +63,6 @@ def fewshot(
             sources["train"] = select_images(loaded, data, "train").source
         options: dict[str, Any] = {
             "precision": devices.precision,
-            "workers": cores() if devices.device.type == "cuda" else 0,
             "cache": open_cache(loaded, devices.precision, cache_folder()),
         }
         features = {}

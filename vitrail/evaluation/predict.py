@@ -151,7 +151,9 @@ class _PredictionJob:
     def run(self, device: str) -> Iterator[dict[str, Any]]:
         """What `predict` yields."""
         with setup_devices(device, "auto") as devices, eval_mode(self.model):
-            self.model.to(devices.device).fuse(devices.device, devices.precision)
+            self.model.to(devices.device)
+            if isinstance(self.model, Classifier):
+                self.model.fuse(devices.device, devices.precision)
             self.predictor = Predictor(self.model, precision=devices.precision)
             on_cpu = devices.device.type == "cpu"
             rows, columns = self.model.architecture.size

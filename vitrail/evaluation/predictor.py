@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitrail.console import Advance
 from vitrail.data.dataset import Source
 from vitrail.data.loader import Transform, init_worker
-from vitrail.devices import rank_and_world
+from vitrail.devices import decoding_processes, rank_and_world
 from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 from vitrail.evaluation.labels import NEW_HEAD, class_order, other_classes_hint
 from vitrail.evaluation.metrics import Predictions
@@ -147,12 +147,13 @@ def predict_dataset(
     source: Source,
     *,
     batch: int = 64,
-    workers: int = 0,
+    workers: int = -1,
     progress: Advance | None = None,
 ) -> tuple[Predictions, Skipped]:
     """A prediction for every image, once and in the source's order, and what could not be read.
 
     The processes of `torch.distributed` share the images, and each of them gets all predictions.
+    For `workers`, see `ImageBatches`.
     """
     transform, device = predictor.transform, predictor.device
     return predict_batches(
@@ -245,7 +246,9 @@ class ImageBatches:
     transform: Transform
     device: torch.device
     batch: int = 64
-    workers: int = 0
+    workers: int = -1
+    """Processes that decode; -1 uses all cores with a GPU, unless there are only a few batches, and
+    none on a CPU."""
     progress: Advance | None = None
     skipped: list[tuple[int, str]] = field(default_factory=list)
     """Number of each image that could not be read in the last pass, and the reason."""
@@ -262,11 +265,15 @@ class ImageBatches:
         """Its workers stay for another pass."""
         rank, world = rank_and_world()
         indices = np.arange(rank, len(self.source.targets), world)
+        workers = self.workers
+        if workers < 0:
+            # Processes take longer to start than a few batches take to decode.
+            workers = min(decoding_processes(self.device), len(indices) // self.batch)
         return DataLoader(
             PreparedImages(self.source, indices, self.transform),
             batch_size=self.batch,
-            num_workers=self.workers,
-            persistent_workers=self.workers > 0,
+            num_workers=workers,
+            persistent_workers=workers > 0,
             collate_fn=collate,
             pin_memory=self.device.type == "cuda",
             worker_init_fn=init_worker,

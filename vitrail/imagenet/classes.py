@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 
 from vitrail.console import say
 from vitrail.data.dataset import Source, Subset, imagenet_classes
+from vitrail.data.decode import Pixels
 from vitrail.errors import VitrailError
 
 CLASSES = 1000
@@ -41,6 +42,9 @@ class ImageNetSubset(Subset):
     def image(self, index: int) -> Image.Image:
         image = super().image(index)
         return ImageOps.crop(image, self.border) if self.border else image
+
+    def rgb(self, index: int, side: int) -> Pixels:
+        return np.asarray(self.image(index))
 
 
 def labeled_by_folder(source: Source, name: str) -> ImageNetSubset:

@@ -29,7 +29,7 @@ from vitrail.data.loader import (
 )
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.data.sheets import grid
-from vitrail.devices import Devices, cores
+from vitrail.devices import Devices, decoding_processes
 from vitrail.errors import VitrailError
 from vitrail.evaluation.predictor import ImageBatches
 from vitrail.model import Classifier
@@ -116,16 +116,12 @@ class ImageInputs:
 
     @cached_property
     def _val(self) -> ImageBatches:
-        batch = evaluation_batch(self.config, self.devices)
-        source = self.data.part("val")
-        # Processes take longer to start than a few batches take to decode.
-        few = len(source.targets) // (batch * self.devices.world)
         return ImageBatches(
-            source,
+            self.data.part("val"),
             self.preprocessing,
             self.devices.device,
-            batch=batch,
-            workers=min(decoding_workers(self.config, self.devices), few),
+            batch=evaluation_batch(self.config, self.devices),
+            workers=self.config.system.workers,
             keep=_VAL_BYTES,
         )
 
@@ -166,12 +162,9 @@ def build_sampler(
 
 
 def decoding_workers(config: Config, devices: Devices) -> int:
-    """Processes that decode: all cores beside a GPU, none where the cores compute as well."""
-    if config.system.workers >= 0:
-        return config.system.workers
-    if devices.device.type != "cuda":
-        return 0
-    return max(1, cores() // min(devices.world, torch.cuda.device_count()))
+    """Processes that decode, as set or chosen."""
+    workers = config.system.workers
+    return workers if workers >= 0 else decoding_processes(devices.device)
 
 
 def evaluation_batch(config: Config, devices: Devices) -> int:
