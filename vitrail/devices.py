@@ -297,7 +297,11 @@ def _recorded(model: nn.Module, plain: Any, inputs: tuple[Tensor, ...]) -> Any:
     enabled, kind = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     state = torch.cuda.get_rng_state()
     # Weights cast to half precision belong to the graphs, not to autocast's cache.
-    with torch.autocast("cuda", kind, enabled, cache_enabled=False):
+    autocast = torch.autocast("cuda", kind, enabled, cache_enabled=False)
+    with warnings.catch_warnings(), autocast:
+        # torch warms up on another stream, of which it warns.
+        warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no cur")
         torch.cuda.make_graphed_callables(model, tuple(x.detach().clone() for x in inputs))
     # What the passes before the recording have drawn does not count.
     torch.cuda.set_rng_state(state)

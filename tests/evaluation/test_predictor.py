@@ -348,3 +348,18 @@ def test_processes_decode_by_default_where_they_pay(monkeypatch):
     assert workers(batch=10, workers=0) == 0
     monkeypatch.undo()
     assert workers(batch=10) == 0  # on a CPU
+
+
+@pytest.mark.parametrize(("keep", "passes"), [(1 << 20, 1), (1000, 2), (0, 2)])
+def test_what_fits_is_prepared_once(keep, passes):
+    source, prepared = pictures(25), []
+
+    def counted(image) -> torch.Tensor:
+        prepared.append(image)
+        return tensor(image)
+
+    batches = ImageBatches(source, counted, torch.device("cpu"), batch=10, workers=0, keep=keep)
+    first, second = ([part.pixels.clone() for part in batches] for _ in range(2))
+    assert [len(part) for part in second] == [10, 10, 5]
+    assert torch.equal(torch.cat(first), torch.cat(second))
+    assert len(prepared) == 25 * passes

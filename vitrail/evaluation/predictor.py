@@ -306,9 +306,9 @@ class ImageBatches:
                 room -= part.pixels.nbytes
                 part = part._replace(pixels=part.pixels.to(self.device, non_blocking=True))
             parts = [*parts, part] if room >= 0 else []
+            if len(parts) == len(self._loader):
+                self._kept = parts  # not after the last one, which nobody may wait for
             yield part
-        if room >= 0:
-            self._kept = parts
 
 
 def skip_reason(error: VitrailError) -> str:
