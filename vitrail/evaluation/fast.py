@@ -34,7 +34,8 @@ class Form:
     """A way to compute the same model."""
 
     name: str
-    available: Callable[[torch.device], bool]
+    available: Callable[[Any], bool]
+    """Whether there is such a form of a model where the model is."""
     build: Callable[[Classifier], Classifier]
     """From a copy of the model."""
     compiled: bool = False
@@ -52,7 +53,7 @@ def choose_form(
     forms = [
         form
         for form in FORMS
-        if form.available(predictor.device) and (compiled or not form.compiled)
+        if form.available(predictor.model) and (compiled or not form.compiled)
     ]
     candidates = [predictor] + [_build(predictor, form) for form in forms]
     decisions = [_decide(one, parts) for one in candidates]
@@ -144,21 +145,45 @@ def _compiled(model: Classifier) -> Classifier:
     return model
 
 
-def _on_cpu(device: torch.device) -> bool:
-    return device.type == "cpu" and torch.backends.mkldnn.is_available()
+def _half(model: Classifier) -> Classifier:
+    model.bfloat16().fuse(_device(model), torch.bfloat16)
+    return model
 
 
-def _on_cpu_with_bfloat16(device: torch.device) -> bool:
-    return _on_cpu(device) and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def _float8(model: Any) -> Classifier:
+    from vitrail.model import kernels
+
+    kernels.quantize(_half(model).blocks)  # type: ignore[arg-type]
+    return model
 
 
-def _on_gpu(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+def _on_cpu(model: Classifier) -> bool:
+    return _device(model).type == "cpu" and torch.backends.mkldnn.is_available()
+
+
+def _on_cpu_with_bfloat16(model: Classifier) -> bool:
+    return _on_cpu(model) and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _on_gpu(model: Classifier) -> bool:
+    on_gpu = _device(model).type == "cuda"
+    return on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _on_gpu_with_float8(model: Classifier) -> bool:
+    device = _device(model)
+    capable = _on_gpu(model) and torch.cuda.get_device_capability(device) >= (9, 0)
+    return capable and model.unfused().fuse(device, torch.bfloat16)
+
+
+def _device(model: Classifier) -> torch.device:
+    return next(model.parameters()).device
 
 
 FORMS = (
     Form("float32, packed", _on_cpu, lambda model: _packed(model.float())),
     Form("bfloat16, packed", _on_cpu_with_bfloat16, lambda model: _packed(model.bfloat16())),
-    Form("bfloat16", _on_gpu, lambda model: model.bfloat16()),
-    Form("bfloat16, compiled", _on_gpu, lambda model: _compiled(model.bfloat16()), compiled=True),
+    Form("bfloat16", _on_gpu, _half),
+    Form("float8", _on_gpu_with_float8, _float8),
+    Form("bfloat16, compiled", _on_gpu, lambda model: _compiled(_half(model)), compiled=True),
 )
