@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.devices import Devices, parallelize, peak_memory, reset_peak
 from vitrail.errors import FailureError, VitrailError, out_of_memory
+from vitrail.model import Classifier
 
 BLOCK_SECONDS = 0.02
 """Calls are timed together until they take this long, so that the clock's resolution is enough."""
@@ -67,6 +68,8 @@ class Workload:
     def prepared(self) -> "Workload":
         """With the model on the device, which processes that train synchronize."""
         model = self.model.to(self.where.device, self.dtype).train(self.train)
+        if isinstance(model, Classifier):
+            model.fuse(self.where.device, self.where.precision)
         return replace(self, model=parallelize(model, "ddp", self.where) if self.train else model)
 
     def call(self, batch: int) -> Call:
