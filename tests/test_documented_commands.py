@@ -97,7 +97,7 @@ SPANS = sorted({span for text in TEXTS.values() for span in spans(text)})
 
 def parsed(line: str) -> tuple[str, dict]:
     """The verb and what click makes of the rest; a word it does not know is an error."""
-    _, verb, *words = shlex.split(line, comments=True)
+    _, verb, *words = shlex.split(line.partition(" > ")[0], comments=True)
     above = click.Context(main, info_name="vitrail", **main.context_settings)
     return verb, main.commands[verb].make_context(verb, words, parent=above).params
 
@@ -117,7 +117,7 @@ def is_model(name: str) -> bool:
     """A published checkpoint, a variant, a file or a run."""
     if is_placeholder(name) or name == BUILTIN.name or name.startswith("runs/") or name in NAMES:
         return True
-    if name.endswith((".safetensors", ".npz")):
+    if name.endswith((".safetensors", ".npz", ".onnx", ".pt2")):
         return True
     try:
         with torch.device("meta"):
