@@ -91,7 +91,8 @@ def test_every_package_that_is_imported_is_declared_and_no_other():
     extras = {
         distribution(one) for extra in project["optional-dependencies"].values() for one in extra
     }
-    assert imported() - extras == core
+    # torch brings Triton where it can use it.
+    assert imported() - extras - {"triton"} == core
 
 
 def test_the_library_needs_no_test_oracle_and_no_extra():

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import RandomResizedCrop
 
+from vitrail.data.decode import open_image
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.evaluation.fast import MAX_IMAGES, choose_form
@@ -150,7 +150,7 @@ def _trial_images(model: Classifier) -> tuple[Float[Tensor, "b c y x"], str]:
             )
             if batch.pixels is not None:
                 return batch.pixels, f"held-out images of {data.name}"
-    photographs = [Image.open(path) for path, _ in samples().values()]
+    photographs = [open_image(path) for path, _ in samples().values()]
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
         crop = RandomResizedCrop(min(photographs[0].size), scale=(0.02, 1))
