@@ -33,6 +33,12 @@ CPU = Devices(torch.device("cpu"), torch.float32)
 QUICK = {"device": "cpu", "batches": (1, 2), "seconds": 0.2}
 
 
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch):
+    """Collecting the garbage of a whole test session takes a second, before every try."""
+    monkeypatch.setattr(measure.gc, "collect", lambda: 0)
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "model.safetensors"
