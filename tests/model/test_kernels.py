@@ -39,6 +39,16 @@ def test_a_cpu_uses_the_plain_code():
     assert not model.fused
 
 
+def test_a_fused_model_that_moves_to_a_cpu_uses_the_plain_code():
+    model = vitrail.create("B/16", classes=5, size=32, width=32, depth=1, heads=2, mlp=64)
+    images = torch.randn(1, 3, 32, 32)
+    expected = model(images)
+    model.fused = True
+    assert torch.equal(model(images), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(images).isfinite().all()
+
+
 def test_hooks_see_every_module_of_a_fused_model(monkeypatch):
     model = vitrail.create("B/16", classes=5, size=32, width=32, depth=2, heads=2, mlp=64)
     images = torch.randn(1, 3, 32, 32)
@@ -47,6 +57,8 @@ def test_hooks_see_every_module_of_a_fused_model(monkeypatch):
 
     def fails(*_):
         raise AssertionError("fused")
+
+    monkeypatch.setattr(ViT, "fuses", lambda self, x: self.fused)
 
     monkeypatch.setattr("vitrail.model.kernels.encode", fails)
     with pytest.raises(AssertionError, match="fused"):

@@ -358,7 +358,7 @@ class ViT(Classifier):
         x = images
         if self.backbone is not None:
             x = self.run(self.backbone, x)
-        if self.fused:
+        if self.fuses(x):
             from vitrail.model import kernels
 
             x = kernels.embed(x, self.embedding)
@@ -378,7 +378,7 @@ class ViT(Classifier):
         """The sequence after every block (Eq. 2 and 3), with positions added again in some models
         (Table 8)."""
         a = self.architecture
-        if self.fused:
+        if self.fuses(x):
             from vitrail.model import kernels
 
             return kernels.encode(x, list(self.blocks))
@@ -417,6 +417,12 @@ class ViT(Classifier):
             covered = kernels.supports(self.architecture) and not self.activation_checkpointing
             self.fused = capable and covered
         return self.fused
+
+    def fuses(self, x: Tensor) -> bool:
+        """Whether fused kernels compute with this input: on a GPU, in half precision."""
+        autocast = torch.is_autocast_enabled("cuda")
+        kind = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+        return self.fused and x.is_cuda and kind in (torch.bfloat16, torch.float16)
 
     def replace_head(self, classes: int, bias: float = 0.0) -> None:
         """Replace the pre-training head, with its hidden layer, by a zero linear one."""
