@@ -302,7 +302,8 @@ def _recorded(model: nn.Module, plain: Any, inputs: tuple[Tensor, ...]) -> Any:
         # torch warms up on another stream, of which it warns.
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
         warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no cur")
-        torch.cuda.make_graphed_callables(model, tuple(x.detach().clone() for x in inputs))
+        samples = tuple(x.detach().clone() for x in inputs)
+        torch.cuda.make_graphed_callables(model, samples, allow_unused_input=True)
     # What the passes before the recording have drawn does not count.
     torch.cuda.set_rng_state(state)
     return model.forward

@@ -363,3 +363,11 @@ def test_what_fits_is_prepared_once(keep, passes):
     assert [len(part) for part in second] == [10, 10, 5]
     assert torch.equal(torch.cat(first), torch.cat(second))
     assert len(prepared) == 25 * passes
+
+
+@pytest.mark.parametrize(("keep", "kind"), [(0, "cpu"), (1 << 20, "meta")])
+def test_only_what_is_kept_is_moved_to_the_device(keep, kind):
+    """A cache of features identifies images by their bytes in memory."""
+    device = torch.device("meta")
+    batches = ImageBatches(pictures(5), tensor, device, batch=2, workers=0, keep=keep)
+    assert {part.pixels.device.type for part in batches} == {kind}

@@ -58,7 +58,7 @@ def test_hooks_see_every_module_of_a_fused_model(monkeypatch):
     def fails(*_):
         raise AssertionError("fused")
 
-    monkeypatch.setattr(ViT, "fuses", lambda self, x: self.fused)
+    monkeypatch.setattr(ViT, "_uses_kernels", lambda self, x: self.fused)
 
     monkeypatch.setattr("vitrail.model.kernels.encode", fails)
     with pytest.raises(AssertionError, match="fused"):

@@ -7,10 +7,12 @@ import vitrail
 from vitrail.config import load_config
 from vitrail.data.opening import open_run_data
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.devices import Devices
 from vitrail.errors import VitrailError
 from vitrail.runs import Run
 from vitrail.training.build import build_model
-from vitrail.training.train import train_config
+from vitrail.training.objectives.classification import Classification
+from vitrail.training.train import _records, train_config
 
 DIGITS = tuple("0123456789")
 SHAPE = {"width": 16, "depth": 1, "heads": 2, "mlp": 16, "hidden": 16}
@@ -72,3 +74,22 @@ def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weight
 def test_stopping_early_needs_a_val_part():
     with pytest.raises(VitrailError, match=r"train.patience needs a val split"):
         open_run_data(load_config(None, [*SHORT, "data.val=0", "train.patience=2"]))
+
+
+@pytest.mark.parametrize(
+    ("fused", "setting", "rate", "world", "recorded"),
+    [
+        (True, "auto", 0.0, 1, True),
+        (True, "false", 0.0, 1, False),
+        (True, "auto", 0.1, 1, False),
+        (True, "true", 0.1, 1, True),
+        (True, "true", 0.0, 2, False),
+        (False, "true", 0.0, 1, False),
+    ],
+)
+def test_passes_of_fused_kernels_are_recorded(fused, setting, rate, world, recorded):
+    config = load_config(None, [*SHORT, f"system.graphs={setting}"])
+    model = vitrail.create("Ti/4", classes=10, size=8, **SHAPE, drop_path=rate)
+    model.fused = fused
+    devices = Devices(torch.device("cpu"), torch.bfloat16, world=world)
+    assert _records(Classification(model, 10), config, devices) == recorded

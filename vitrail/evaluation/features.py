@@ -159,7 +159,7 @@ def identity(model: Classifier, precision: torch.dtype | None) -> str:
         "preprocessing": pre.to_dict() if isinstance(pre, Preprocessing) else repr(pre),
         # Kernels of another device round differently.
         "arithmetic": [str(precision), next(model.parameters()).device.type],
-    }
+    } | ({"kernels": "fused"} if model.fused else {})
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=_DIGEST)
     for name, tensor in model.state_dict().items():
         if not name.startswith("head."):

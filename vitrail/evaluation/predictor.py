@@ -254,7 +254,7 @@ class ImageBatches:
     """Number of each image that could not be read in the last pass, and the reason."""
     keep: int = 0
     """Prepared images stay on the device for another pass if they take no more bytes than this."""
-    _kept: list[PreparedBatch] = field(default_factory=list)
+    _kept: list[PreparedBatch] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -304,7 +304,8 @@ class ImageBatches:
         for part in self._loader:
             if part.pixels is not None:
                 room -= part.pixels.nbytes
-                part = part._replace(pixels=part.pixels.to(self.device, non_blocking=True))
+                if room >= 0:
+                    part = part._replace(pixels=part.pixels.to(self.device, non_blocking=True))
             parts = [*parts, part] if room >= 0 else []
             if len(parts) == len(self._loader):
                 self._kept = parts  # not after the last one, which nobody may wait for

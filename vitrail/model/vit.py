@@ -358,7 +358,7 @@ class ViT(Classifier):
         x = images
         if self.backbone is not None:
             x = self.run(self.backbone, x)
-        if self.fuses(x):
+        if self._uses_kernels(x):
             from vitrail.model import kernels
 
             x = kernels.embed(x, self.embedding)
@@ -378,7 +378,7 @@ class ViT(Classifier):
         """The sequence after every block (Eq. 2 and 3), with positions added again in some models
         (Table 8)."""
         a = self.architecture
-        if self.fuses(x):
+        if self._uses_kernels(x):
             from vitrail.model import kernels
 
             return kernels.encode(x, list(self.blocks))
@@ -418,8 +418,8 @@ class ViT(Classifier):
             self.fused = capable and covered
         return self.fused
 
-    def fuses(self, x: Tensor) -> bool:
-        """Whether fused kernels compute with this input: on a GPU, in half precision."""
+    def _uses_kernels(self, x: Tensor) -> bool:
+        """A model that was fused may have moved, or its input may be of another precision."""
         autocast = torch.is_autocast_enabled("cuda")
         kind = torch.get_autocast_dtype("cuda") if autocast else x.dtype
         return self.fused and x.is_cuda and kind in (torch.bfloat16, torch.float16)

@@ -257,7 +257,7 @@ def _train_state(
         keep_compiled()
         graphs = system.graphs is True and devices.device.type == "cuda"
         objective.compiled.compile(mode="reduce-overhead" if graphs else None)
-    elif not train.freeze and objective.model.fused and system.graphs and devices.world == 1:
+    elif not train.freeze and _records(objective, config, devices):
         graph_forward(objective.compiled, train.batch)
     float16 = devices.precision is torch.float16 and devices.device.type == "cuda"
     return TrainState(
@@ -266,6 +266,16 @@ def _train_state(
         optimizer=build_optimizer(objective, config.optim, devices.device),
         scaler=torch.amp.GradScaler(devices.device.type, enabled=float16),
     )
+
+
+def _records(objective: Objective, config: Config, devices: Devices) -> bool:
+    """Whether the passes of fused kernels are recorded as CUDA graphs."""
+    model, choice = objective.model, config.system.graphs
+    if not model.fused or devices.world > 1:
+        return False
+    # On request only, until it is measured: random numbers inside a pass, and other objectives.
+    draws = model.architecture.drop_path or model.architecture.embedding_dropout
+    return choice is True or (choice == "auto" and objective.compiled is model and not draws)
 
 
 def _fuse(model: Classifier, config: Config, devices: Devices) -> None:
