@@ -41,6 +41,9 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet-wide": ("R50x2", {"units": (1, 1, 1, 1)}),
     "axial-resnet": ("Axial-R26", {"units": (1, 1, 1, 1)}),
     "classic-resnet": ("ResNet18", {}),
+    "hybrid-small-root": ("R14x0.25+Ti/32", {"depth": 2, "root": "small"}),
+    "resnet-small-root": ("R14x0.25", {"root": "small"}),
+    "axial-resnet-small-root": ("Axial-R14x0.25", {"root": "small"}),
 }
 
 

@@ -15,6 +15,10 @@ from sklearn.datasets import load_sample_images
 
 import vitrail
 from tests.models import timm_checkpoint
+from vitrail.config import load_config
+from vitrail.model.variants import parse_variant
+from vitrail.training.build import chosen_options
+from vitrail.weights.published import model_cost
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -86,6 +90,24 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     for cell in cells:
         exec(compile("".join(cell["source"]), "tour.ipynb", "exec"), space)
     assert (tmp_path / "runs" / "tour" / "inside" / "model.png").exists()
+
+
+SMALL_MODELS = re.findall(
+    r"^\| .*\| `(model\..+)` \| ([\d.]+) \| ([\d.]+) M \|$",
+    (ROOT / "docs" / "models.md").read_text(encoding="utf-8"),
+    re.M,
+)
+
+
+@pytest.mark.parametrize(("settings", "gmacs", "millions"), SMALL_MODELS)
+def test_small_models_cost_what_the_table_says(settings, gmacs, millions):
+    resnet = re.search(r"=(Axial-)?R[^+]*$", settings.split()[0])
+    reset = ("model.depth=0", "model.mlp=0", "model.pool=", "model.positions=") if resnet else ()
+    config = load_config("cifar10/small", [*reset, *settings.split()])
+    options = chosen_options(config.model)
+    architecture = parse_variant(config.model.variant, classes=10, size=32, **options)
+    cost = model_cost(architecture)
+    assert (f"{cost.gmacs:.3f}", f"{cost.parameters / 1e6:.2f}") == (gmacs, millions)
 
 
 def test_no_placeholder_is_left():

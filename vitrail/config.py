@@ -42,6 +42,10 @@ class Model:
     """Number of attention heads; 0 uses the variant's."""
     mlp: int = 0
     """Hidden dimension of the MLPs; 0 uses the variant's."""
+    root: Literal["", "imagenet", "small"] = ""
+    """First layers of a ResNet or hybrid: a 7x7 convolution of stride 2 and a pool (imagenet), or,
+    for images of about 32 pixels, one 3x3 convolution of stride 1 (small); empty uses the variant's
+    (imagenet)."""
     pool: Literal["", "class", "mean", "attention"] = ""
     """Input of the head: the class token, the mean of the patch tokens, or attention pooling; empty
     uses the variant's."""

@@ -42,6 +42,19 @@ def test_the_stride_of_a_stage_is_known_whatever_the_size(side):
     assert _layer_grid(model, image, last)[1] == 32
 
 
+@pytest.mark.parametrize("side", [31, 32, 40])
+def test_a_small_roots_strides_are_known(side):
+    axial, image = small("axial-resnet-small-root", size=32), noise(size=(side, side))
+    found = record(axial, image)
+    assert [layer.pixels for layer in found.layers] == [1, 1, 1, 1, 2, 2, 4, 4]
+    assert found.grid == (-(-side // 8), -(-side // 8))
+    hybrid = record(small("hybrid-small-root", size=32), image)
+    assert {layer.pixels for layer in hybrid.layers} == {8}
+    assert hybrid.grid == found.grid
+    bit = record(small("resnet-small-root", size=32), image)
+    assert len(bit.tokens) == bit.grid[0] * bit.grid[1] == found.grid[0] ** 2
+
+
 @pytest.mark.parametrize(
     ("grid", "patch", "pixels"), [((14, 14), 16, 116.5), ((7, 7), 32, 115.5), ((16, 16), 14, 116.6)]
 )

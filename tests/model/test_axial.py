@@ -87,7 +87,27 @@ def one_line(attention, line):
     return attention.output_norm(pairs[None])[0].unflatten(0, (-1, 2)).sum(1)
 
 
-def test_spans_follow_the_map_through_the_stages():
-    model = small("axial-resnet", size=224)
+@pytest.mark.parametrize(
+    ("kind", "size", "expected"),
+    [
+        ("axial-resnet", 224, [56, 56, 28, 14]),
+        ("axial-resnet-small-root", 32, [32, 32, 16, 8]),
+        ("axial-resnet-small-root", 33, [33, 33, 17, 9]),
+    ],
+)
+def test_spans_follow_the_map_through_the_stages(kind, size, expected):
+    model = small(kind, size=size)
     spans = [(len(unit.columns.offsets) + 1) // 2 for stage in model.stages for unit in stage]
-    assert spans == [56, 56, 28, 14]
+    assert spans == expected
+    lines = [x.shape[-1] for x in rows_of(model, size)]
+    assert lines == expected
+
+
+def rows_of(model, size):
+    """What the row attention of each unit gets."""
+    inputs = []
+    for stage in model.stages:
+        for unit in stage:
+            unit.rows.register_forward_pre_hook(lambda _, x: inputs.append(x[0]))
+    model(torch.randn(1, 3, size, size))
+    return inputs

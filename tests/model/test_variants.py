@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -86,6 +88,39 @@ def test_an_architecture_knows_its_name_and_survives_a_file(variant):
     assert from_dict(to_dict(architecture)) == architecture
 
 
+@pytest.mark.parametrize(
+    ("variant", "options", "name"),
+    [
+        ("R26x0.5", {}, "R26x0.5"),
+        ("R50x2.0", {}, "R50x2"),
+        ("R14x0.25", {"root": "small"}, "R14x0.25 (small root)"),
+        ("R26+S/32", {"root": "small"}, "R26+S/8 (small root)"),
+        ("R50+B/16", {"root": "small"}, "R50+B/4 (small root)"),
+        ("R+Ti/16", {"root": "small"}, "R+Ti/8 (small root)"),
+        ("R14x0.25+Ti/32", {}, "R14x0.25+Ti/32"),
+        ("R14+Ti/16", {"root": "small", "depth": 4}, "R14+ViT 4x192/4 (small root)"),
+        ("Axial-R26x0.25", {}, "Axial-R26x0.25"),
+        ("Axial-R26x0.5", {"root": "small"}, "Axial-R26 (small root)"),
+        ("Axial-R50x1", {}, "Axial-R50"),
+    ],
+)
+def test_other_roots_and_widths_are_in_the_name_and_survive_a_file(variant, options, name):
+    architecture = parse_variant(variant, size=32, **options)
+    assert variant_name(architecture) == name
+    stored = json.loads(json.dumps(to_dict(architecture)))
+    assert from_dict(stored) == architecture
+
+
+def test_files_without_root_or_with_a_whole_width_are_read():
+    for variant in ("R50x1", "R50+B/16", "Axial-R26"):
+        stored = to_dict(parse_variant(variant))
+        older = {k: v for k, v in stored.items() if k not in ("root", "backbone_width")}
+        assert from_dict(older) == parse_variant(variant)
+    stored = to_dict(parse_variant("R50x1"))
+    assert json.dumps(stored["width"]) == "1"
+    assert from_dict(stored | {"width": 1.0}) == parse_variant("R50x1")
+
+
 def test_figure_8s_pivot_is_a_matter_of_options():
     pivot = parse_variant("L/32", depth=8, mlp=2048)
     assert (pivot.depth, pivot.width, pivot.mlp, pivot.patch) == (8, 1024, 2048, 32)
@@ -101,6 +136,21 @@ def test_tokens_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize(
+    ("variant", "size", "stride", "grid"),
+    [
+        ("R26+S/32", 32, 8, (4, 4)),
+        ("R50+B/16", 32, 4, (8, 8)),
+        ("R+Ti/16", 32, 8, (4, 4)),
+        ("R26+S/32", (33, 40), 8, (5, 5)),
+    ],
+)
+def test_a_small_root_has_a_quarter_of_the_pixels_per_token(variant, size, stride, grid):
+    architecture = parse_variant(variant, size=size, root="small")
+    assert (architecture.stride, architecture.grid) == (stride, grid)
+    assert parse_variant(variant, size=size).stride == 4 * stride
+
+
+@pytest.mark.parametrize(
     ("variant", "complaint"),
     [
         ("B16", "did you mean 'B/16'"),
@@ -108,6 +158,10 @@ def test_tokens_are_those_of_the_paper():
         ("B/0", "unknown variant"),
         ("R34+B/16", "unknown variant"),
         ("R51x1", "did you mean"),
+        ("R26x.5", "did you mean"),
+        ("Axial-R26x0.3", "channels divide by 8 heads only at multiples of 0.125"),
+        ("R26x0.3", "width = 0.3: 64 times that is not a whole number"),
+        ("R26x0.3+S/32", "backbone_width = 0.3: 64 times"),
     ],
 )
 def test_a_wrong_name_is_one_line(variant, complaint):
@@ -131,6 +185,9 @@ def test_a_wrong_option_is_one_line():
         {"size": (8, 300)},
         {"axial": True, "pool": "class"},
         {"axial": True, "positions": "relative"},
+        {"root": "small"},
+        {"backbone_width": 0.5},
+        {"backbone": (1, 1), "backbone_width": 0},
     ],
 )
 def test_a_contradiction_is_one_line(options):

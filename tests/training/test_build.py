@@ -71,6 +71,29 @@ def test_a_run_from_before_the_setting_resumes_with_the_head_that_it_kept(weight
     assert all(x.equal(before[key]) for key, x in after.items())
 
 
+def test_the_root_is_a_setting_and_weights_keep_theirs(tmp_path):
+    narrow = ("model.variant=R14x0.125", "data.size=8")
+    model = build(*narrow, "model.root=small")
+    assert model.architecture.root == "small"
+    assert build(*narrow).architecture.root == "imagenet"
+    path = tmp_path / "small.safetensors"
+    vitrail.save(model, path)
+    for same in ((), ("model.root=small",), narrow):
+        assert build(f"model.init={path}", *same).architecture.root == "small"
+    with pytest.raises(VitrailError, match=r"with root small, but .*imagenet; remove model\.root"):
+        build(f"model.init={path}", "model.root=imagenet")
+    with pytest.raises(
+        VitrailError, match=r"with width 0\.125, but .* 0\.25; remove model\.variant"
+    ):
+        build(f"model.init={path}", "model.variant=R14x0.25")
+    with pytest.raises(
+        VitrailError, match="root and backbone_width describe the ResNet of a hybrid"
+    ):
+        build("model.variant=Ti/4", "model.root=small")
+    with pytest.raises(VitrailError, match="ResNet18 has no option 'root'"):
+        build("model.variant=ResNet18", "model.root=small")
+
+
 def test_stopping_early_needs_a_val_part():
     with pytest.raises(VitrailError, match=r"train.patience needs a val split"):
         open_run_data(load_config(None, [*SHORT, "data.val=0", "train.patience=2"]))

@@ -23,6 +23,8 @@ from vitrail import VitrailError
         ("Ti/16", {"dropout": 2.0}),
         ("R50x1", {"units": ()}),
         ("R50x0", {}),
+        ("R50x1", {"root": "tiny"}),
+        ("R26+S/32", {"backbone_width": "wide"}),
         ("ResNet50", {"channels": 0}),
         ("Axial-R50", {"units": (1, -2)}),
     ],

@@ -98,9 +98,16 @@ def test_a_rectangle_keeps_its_sides_where_the_file_can_say_them(tmp_path):
         ("vit-hidden", "huggingface", "hidden layer before a classifier"),
         ("hybrid", "huggingface", "hybrid"),
         ("axial-vit", "google", "axial attention"),
-        ("axial-resnet", "timm", "AxialResNet"),
+        ("axial-resnet", "timm", "Axial-R14"),
         ("resnet", "torchvision", "no R"),
         ("classic-resnet", "huggingface", "no ResNet18"),
+        *(("resnet-small-root", to, "no small root") for to in ("google", "timm", "huggingface")),
+        *(("resnet-small-root", to, "no ResNet of width x0.25") for to in ("google", "timm")),
+        *(("hybrid-small-root", to, "no small root") for to in ("google", "timm")),
+        *(("hybrid-small-root", to, "no hybrid of width x0.25") for to in ("google", "timm")),
+        ("resnet-small-root", "torchvision", "small root"),
+        ("hybrid-small-root", "torchvision", "small root"),
+        ("axial-resnet-small-root", "timm", "small root"),
     ],
 )
 def test_what_a_format_cannot_hold_is_named(kind, to, named, tmp_path):

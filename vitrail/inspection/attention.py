@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vitrail.model import Classifier
 from vitrail.model.classifier import eval_mode
 from vitrail.model.positions import Grid
+from vitrail.model.resnet import stride_of
 from vitrail.model.vit import Attention, AxialAttention, ViT, grid_for
 
 MAX_WEIGHTS = 16_000_000
@@ -219,9 +220,10 @@ def _layer_grid(model: Classifier, image: Tensor, x: Tensor) -> tuple[Grid, int]
 
 def final_grid(model: Classifier, size: tuple[int, int]) -> Grid:
     """Rows and columns of the last feature map for an image of `size`."""
+    a = model.architecture
     if isinstance(model, ViT):
-        return grid_for(size, model.architecture.patch, model.architecture.backbone)
-    return -(-size[0] // 32), -(-size[1] // 32)
+        return grid_for(size, a.patch, stride_of(a.backbone, a.root))
+    return grid_for(size, 1, a.stride)
 
 
 def _prefix(model: Classifier) -> int:

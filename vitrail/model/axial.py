@@ -13,8 +13,10 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitrail.errors import VitrailError
 from vitrail.model.classifier import Classifier, check_fields, zero_head
 from vitrail.model.positions import resize_line
+from vitrail.model.resnet import ROOT_CONV, Root, stride_of
 from vitrail.model.vit import ALL, whole_grid
 
 GROUPS = 8
@@ -26,6 +28,7 @@ class AxialResNetArchitecture:
 
     units: tuple[int, ...]
     width: float = 1.0
+    root: Root = "imagenet"
     size: tuple[int, int] = (224, 224)
     """Rows and columns of the images that the relative positions are stored for."""
     channels: int = 3
@@ -34,6 +37,16 @@ class AxialResNetArchitecture:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if GROUPS * self.width % 1:
+            raise VitrailError(
+                f"width = {self.width}: channels divide by {GROUPS} heads only at multiples of "
+                f"{1 / GROUPS}"
+            )
+
+    @property
+    def stride(self) -> int:
+        """Pixels per cell of the last map."""
+        return stride_of(self.units, self.root)
 
 
 class LineAttention(nn.Module):
@@ -127,14 +140,17 @@ class AxialResNet(Classifier):
         super().__init__()
         a = self.architecture = architecture
         channels = int(64 * a.width)
+        kernel, stride = ROOT_CONV[a.root]
         self.stem = nn.Sequential(
-            nn.Conv2d(a.channels, channels, 7, stride=2, padding=3, bias=False),
+            nn.Conv2d(a.channels, channels, kernel, stride, padding=kernel // 2, bias=False),
             nn.BatchNorm2d(channels),
             nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, stride=2, padding=1),
         )
-        # Each of the stem's two halvings rounds up.
-        span = (-(-a.size[0] // 4), -(-a.size[1] // 4))
+        if a.root == "imagenet":
+            self.stem.append(nn.MaxPool2d(3, stride=2, padding=1))
+        # Each halving of the stem rounds up.
+        halved = stride_of((), a.root)
+        span = (-(-a.size[0] // halved), -(-a.size[1] // halved))
         self.stages = nn.ModuleList()
         for stage, count in enumerate(a.units):
             middle = int(128 * a.width) * 2**stage

@@ -25,6 +25,11 @@ class ClassicArchitecture:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    @property
+    def stride(self) -> int:
+        """Pixels per cell of the last map."""
+        return 32
+
 
 class ClassicResNet(Classifier):
     """ResNet-v1.5 (He et al. 2015) as torchvision builds and initializes it, with a zero head."""

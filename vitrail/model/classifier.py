@@ -262,7 +262,7 @@ def _number_mismatch(name: str, hint: Any, value: Any) -> str:
         return "a number"
     if name in _RATES:
         return "" if 0 <= value <= 1 else "a rate between 0 and 1"
-    if name in ("eps", "width"):
+    if name in ("eps", "width", "backbone_width"):
         return "" if 0 < value <= _MAX_COUNT else "a number above zero"
     return ""
 

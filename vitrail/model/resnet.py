@@ -7,14 +7,23 @@ std + 1e-5 in the standardization and epsilon 1e-6 in the norms.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitrail.errors import VitrailError
 from vitrail.model.classifier import Classifier, check_fields, lecun_normal, zero_head
 
+Root = Literal["imagenet", "small"]
+"""The layers before the first stage: a strided convolution and a pool, or, for images of about 32
+pixels, a convolution that keeps their resolution."""
+ROOT_CONV: dict[Root, tuple[int, int]] = {"imagenet": (7, 2), "small": (3, 1)}
+"""Kernel and stride of the root's convolution."""
+Factor = int | float
+"""On all widths; whole ones are int, since R50x1 is not R50x1.0."""
 _GROUPS = 32
 
 
@@ -23,7 +32,8 @@ class ResNetArchitecture:
     """A BiT ResNet: residual units of each stage, and the factor on all widths."""
 
     units: tuple[int, ...]
-    width: int = 1
+    width: Factor = 1
+    root: Root = "imagenet"
     size: tuple[int, int] = (224, 224)
     """What it was trained on; any other size works as well."""
     channels: int = 3
@@ -32,6 +42,35 @@ class ResNetArchitecture:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "width", width_factor("width", self.width))
+
+    @property
+    def stride(self) -> int:
+        """Pixels per cell of the last map."""
+        return stride_of(self.units, self.root)
+
+
+def width_factor(name: str, factor: Factor) -> Factor:
+    """A factor that makes a whole number of the 64 channels of the root."""
+    if 64 * factor % 1:
+        raise VitrailError(f"{name} = {factor}: 64 times that is not a whole number of channels")
+    return factor if factor % 1 else int(factor)
+
+
+def stride_of(units: tuple[int, ...] | None, root: Root = "imagenet") -> int:
+    """Pixels per cell of a ResNet's map: ImageNet's root quarters, stages after the first halve.
+
+    Empty units are the root alone; None is no ResNet at all.
+    """
+    if units is None:
+        return 1
+    return (4 if root == "imagenet" else 1) * 2 ** max(len(units) - 1, 0)
+
+
+def _groups(channels: int) -> int:
+    """As many as the published models have, unless a group would be a single channel."""
+    most = max(1, min(_GROUPS, channels // 2))
+    return next(count for count in range(most, 0, -1) if channels % count == 0)
 
 
 class StandardizedConv(nn.Conv2d):
@@ -55,11 +94,11 @@ class _PreActivationUnit(nn.Module):
     def __init__(self, inputs: int, middle: int, stride: int) -> None:
         super().__init__()
         outputs = 4 * middle
-        self.norm1 = nn.GroupNorm(_GROUPS, inputs)
+        self.norm1 = nn.GroupNorm(_groups(inputs), inputs)
         self.conv1 = StandardizedConv(inputs, middle, 1)
-        self.norm2 = nn.GroupNorm(_GROUPS, middle)
+        self.norm2 = nn.GroupNorm(_groups(middle), middle)
         self.conv2 = StandardizedConv(middle, middle, 3, stride)
-        self.norm3 = nn.GroupNorm(_GROUPS, middle)
+        self.norm3 = nn.GroupNorm(_groups(middle), middle)
         self.conv3 = StandardizedConv(middle, outputs, 1)
         self.projection = None
         if stride != 1 or inputs != outputs:
@@ -80,20 +119,22 @@ class ResNet(Classifier):
     def __init__(self, architecture: ResNetArchitecture) -> None:
         super().__init__()
         a = self.architecture = architecture
-        channels = 64 * a.width
-        self.root = StandardizedConv(a.channels, channels, 7, stride=2)
+        channels = int(64 * a.width)
+        self.root = StandardizedConv(a.channels, channels, *ROOT_CONV[a.root])
         self.stages = nn.ModuleList()
         for stage, units in enumerate(a.units):
             self.stages.append(_stage(_PreActivationUnit, channels, stage, units, a.width))
-            channels = 256 * a.width * 2**stage
-        self.norm = nn.GroupNorm(_GROUPS, channels)
+            channels = int(256 * a.width) * 2**stage
+        self.norm = nn.GroupNorm(_groups(channels), channels)
         self.feature_width = channels
         self.head = zero_head(channels, a.classes, a.head_bias)
 
     def tokens(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b n d"]:
-        # The zero border is part of the published models: a pool that pads by itself would ignore
-        # it, and so differ where all of a window is negative.
-        x = F.max_pool2d(F.pad(self.root(images), (1, 1, 1, 1)), 3, 2)
+        x = self.root(images)
+        if self.architecture.root == "imagenet":
+            # The zero border is part of the published models: a pool that pads by itself would
+            # ignore it, and so differ where all of a window is negative.
+            x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
         for stage in self.stages:
             x = self.run(stage, x)
         return self.norm(x).relu().flatten(2).mT
@@ -122,7 +163,7 @@ def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 def _norm(channels: int) -> nn.GroupNorm:
     """GroupNorm with flax's epsilon."""
-    return nn.GroupNorm(_GROUPS, channels, eps=1e-6)
+    return nn.GroupNorm(_groups(channels), channels, eps=1e-6)
 
 
 class _PostActivationUnit(nn.Module):
@@ -150,29 +191,36 @@ class _PostActivationUnit(nn.Module):
 
 
 class _Root(nn.Module):
-    """The first convolution and pool: a quarter of the rows and columns."""
+    """The first convolution, and the pool of ImageNet's root."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, inputs: int, outputs: int, root: Root) -> None:
         super().__init__()
-        self.conv, self.norm = SameConv(channels, 64, 7, stride=2), _norm(64)
+        self.conv, self.norm = SameConv(inputs, outputs, *ROOT_CONV[root]), _norm(outputs)
+        self.pools = root == "imagenet"
 
     def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d v u"]:
         x = self.norm(self.conv(images)).relu()
-        return F.max_pool2d(same_pad(x, 3, 2, float("-inf")), 3, 2)
+        return F.max_pool2d(same_pad(x, 3, 2, float("-inf")), 3, 2) if self.pools else x
 
 
 class Backbone(nn.Sequential):
     """The stem of a hybrid: the root, then one stage per entry of `units`; with none, the root
     alone, as in R+Ti/16."""
 
-    def __init__(self, units: tuple[int, ...], channels: int = 3) -> None:
+    def __init__(
+        self,
+        units: tuple[int, ...],
+        channels: int = 3,
+        width: Factor = 1,
+        root: Root = "imagenet",
+    ) -> None:
         super().__init__()
-        self.add_module("root", _Root(channels))
-        self.channels = 64
+        self.channels = int(64 * width)
+        self.add_module("root", _Root(channels, self.channels, root))
         for stage, count in enumerate(units):
-            layers = _stage(_PostActivationUnit, self.channels, stage, count)
+            layers = _stage(_PostActivationUnit, self.channels, stage, count, width)
             self.add_module(f"stage{stage + 1}", layers)
-            self.channels = 256 * 2**stage
+            self.channels = int(256 * width) * 2**stage
 
 
 def _stage(
@@ -180,9 +228,9 @@ def _stage(
     inputs: int,
     stage: int,
     units: int,
-    width: int = 1,
+    width: Factor,
 ) -> nn.Sequential:
     """Residual units, the first of which halves the map in all stages but stage 0."""
-    middle = 64 * width * 2**stage
+    middle = int(64 * width) * 2**stage
     first = unit(inputs, middle, 2 if stage else 1)
     return nn.Sequential(first, *(unit(4 * middle, middle, 1) for _ in range(units - 1)))

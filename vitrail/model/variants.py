@@ -5,6 +5,9 @@ R50+B/16    hybrid: ResNet-50 below; the suffix counts pixels of the image per t
 R50x1       BiT ResNet: depth, and the factor on all widths; any depth of the table with any
 Axial-B/16  Axial-ViT; Axial-R50 is AxialResNet-50
 ResNet50    torchvision's classic ResNet with batch norm
+
+R50x0.5+B/16 and Axial-R50x0.5 have narrower ResNets. A name is the shape with ImageNet's root; with
+root="small", a hybrid has a quarter of the pixels per token.
 """
 
 import re
@@ -49,6 +52,7 @@ SIZES = {
 
 # Residual units of each stage, by the number of layers.
 UNITS = {
+    14: (1, 1, 1, 1),
     26: (2, 2, 2, 2),
     50: (3, 4, 6, 3),
     101: (3, 4, 23, 3),
@@ -61,13 +65,13 @@ UNITS = {
 # 8-cell patches are really 32 pixels apart, whatever the published name says.
 _BACKBONES: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {
     ("R", 16): ((), 8),
-    ("R26", 32): ((2, 2, 2, 2), 1),
-    ("R50", 32): ((3, 4, 6, 3), 1),
-    ("R50", 16): ((3, 4, 9), 1),
+    **{(f"R{depth}", 32): (units, 1) for depth, units in UNITS.items()},
+    **{(f"R{depth}", 16): ((*units[:2], sum(units[2:])), 1) for depth, units in UNITS.items()},
 }
 
-# Units and width of the AxialResNets: 50 keeps ResNet-50's widths; 26 is the published small one.
-_AXIAL_RESNETS = {26: ((1, 2, 4, 1), 0.5), 50: ((3, 4, 6, 3), 1.0)}
+# Units and width of the AxialResNets: 50 keeps ResNet-50's widths; 26 is the published small one,
+# and 14 a smaller one.
+_AXIAL_RESNETS = {14: ((1, 1, 1, 1), 0.5), 26: ((1, 2, 4, 1), 0.5), 50: ((3, 4, 6, 3), 1.0)}
 
 NAMED = (
     *("Ti/16", "S/32", "S/16", "b/32", "B/32", "B/16", "B/8", "L/32", "L/16", "H/14"),
@@ -147,10 +151,14 @@ def token_defaults(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
+_FACTOR = r"x(\d+(?:\.\d+)?)"
+
+
 def _parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
     """The class of architecture that a name stands for, and its fields."""
-    if match := re.fullmatch(r"(?:(R\d*)\+|(Axial)-)?([A-Za-z0-9]+)/(\d+)", variant):
-        backbone, axial, size, patch = match.groups()
+    hybrid = rf"(R\d*)(?:{_FACTOR})?\+"
+    if match := re.fullmatch(rf"(?:{hybrid}|(Axial)-)?([A-Za-z0-9]+)/(\d+)", variant):
+        backbone, factor, axial, size, patch = match.groups()
         if size in SIZES and int(patch) and (not backbone or (backbone, int(patch)) in _BACKBONES):
             row: dict[str, Any] = dict(
                 zip(("width", "depth", "heads", "mlp"), SIZES[size], strict=True)
@@ -158,12 +166,14 @@ def _parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
             row |= {"patch": int(patch), "axial": bool(axial)}
             if backbone:
                 row["backbone"], row["patch"] = _BACKBONES[backbone, int(patch)]
+                row["backbone_width"] = float(factor or 1)
             return ViTArchitecture, row
-    if (match := re.fullmatch(r"R(\d+)x(\d+)", variant)) and int(match[1]) in UNITS:
-        return ResNetArchitecture, {"units": UNITS[int(match[1])], "width": int(match[2])}
-    if (match := re.fullmatch(r"Axial-R(\d+)", variant)) and int(match[1]) in _AXIAL_RESNETS:
-        units, width = _AXIAL_RESNETS[int(match[1])]
-        return AxialResNetArchitecture, {"units": units, "width": width}
+    if (match := re.fullmatch(rf"R(\d+){_FACTOR}", variant)) and int(match[1]) in UNITS:
+        return ResNetArchitecture, {"units": UNITS[int(match[1])], "width": float(match[2])}
+    axial_resnet = re.fullmatch(rf"Axial-R(\d+)(?:{_FACTOR})?", variant)
+    if axial_resnet and int(axial_resnet[1]) in _AXIAL_RESNETS:
+        units, width = _AXIAL_RESNETS[int(axial_resnet[1])]
+        return AxialResNetArchitecture, {"units": units, "width": float(axial_resnet[2] or width)}
     if match := re.fullmatch(r"ResNet(18|34|50|101|152)", variant):
         return ClassicArchitecture, {"depth": int(match[1])}
     hint = did_you_mean(variant, NAMED) or "; `vitrail models` lists them"
@@ -171,19 +181,26 @@ def _parse(variant: str) -> tuple[type[Any], dict[str, Any]]:
 
 
 def variant_name(architecture: Architecture) -> str:
-    """The variant's name if the tables have one, otherwise its numbers."""
+    """The variant's name if the tables have one, otherwise its numbers.
+
+    A small root is named, and the suffix of a hybrid counts the pixels that it then has per token.
+    """
     if isinstance(architecture, ClassicArchitecture):
         return f"ResNet{architecture.depth}"
+    root = "" if architecture.root == "imagenet" else f" ({architecture.root} root)"
     if isinstance(architecture, ViTArchitecture):
-        return _vit_name(architecture)
+        return _vit_name(architecture) + root
     if isinstance(architecture, AxialResNetArchitecture):
-        row = (architecture.units, architecture.width)
-        named = next(
-            (f"Axial-R{depth}" for depth, known in _AXIAL_RESNETS.items() if known == row), ""
-        )
-        return named or f"AxialResNet {architecture.units}x{architecture.width}"
+        return _axial_resnet_name(architecture) + root
     depth = next((depth for depth, units in UNITS.items() if units == architecture.units), None)
-    return f"R{depth or list(architecture.units)}x{architecture.width}"
+    return f"R{depth or list(architecture.units)}x{architecture.width}{root}"
+
+
+def _axial_resnet_name(a: AxialResNetArchitecture) -> str:
+    for depth, (units, width) in _AXIAL_RESNETS.items():
+        if units == a.units:
+            return f"Axial-R{depth}" + ("" if a.width == width else f"x{a.width:g}")
+    return f"AxialResNet {a.units}x{a.width:g}"
 
 
 def _vit_name(a: ViTArchitecture) -> str:
@@ -196,7 +213,8 @@ def _vit_name(a: ViTArchitecture) -> str:
         return f"{'Axial-' if a.axial else ''}{size}/{patch}"
     known: dict[Any, tuple[str, int]] = {row: key for key, row in _BACKBONES.items()}
     depth, pixels = known.get((a.backbone, a.patch), (f"R{list(a.backbone)}", a.stride))
-    return f"{depth}+{size}/{pixels}"
+    width = "" if a.backbone_width == 1 else f"x{a.backbone_width}"
+    return f"{depth}{width}+{size}/{pixels if a.root == 'imagenet' else a.stride}"
 
 
 def to_dict(architecture: Architecture) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from vitrail.model.positions import (
     RelativePositions,
     SinCosPositions,
 )
-from vitrail.model.resnet import Backbone
+from vitrail.model.resnet import Backbone, Factor, Root, stride_of, width_factor
 
 ALL = slice(None)
 
@@ -52,6 +52,10 @@ class ViTArchitecture:
     """Zero leaves the head out: logits are then the features."""
     backbone: tuple[int, ...] | None = None
     """Hybrids: residual units of each stage of the ResNet below; empty is the root alone."""
+    backbone_width: Factor = 1
+    """Factor on all widths of that ResNet."""
+    root: Root = "imagenet"
+    """Its first layers."""
     axial: bool = False
     """Attend along rows, then along columns, in place of attending to all tokens."""
     positions: Literal["learned", "factorized", "relative", "sincos", "none"] = "learned"
@@ -86,6 +90,8 @@ class ViTArchitecture:
         check_fields(self)
         if len(set(sides_of(self.patch))) == 1:  # one spelling for a square
             object.__setattr__(self, "patch", sides_of(self.patch)[0])
+        factor = width_factor("backbone_width", self.backbone_width)
+        object.__setattr__(self, "backbone_width", factor)
         for message, wrong in self._contradictions().items():
             if wrong:
                 raise VitrailError(message)
@@ -94,8 +100,8 @@ class ViTArchitecture:
         at_stem, learned = self.injection == "stem", self.positions == "learned"
         divided = self.head_width == 0 or self.pool == "attention"
         sincos = self.positions == "sincos"
-        sides = dict.fromkeys(side * stride_of(self.backbone) for side in sides_of(self.patch))
-        patch = "x".join(map(str, sides))
+        stride = stride_of(self.backbone, self.root)
+        patch = "x".join(map(str, dict.fromkeys(side * stride for side in sides_of(self.patch))))
         return {
             f"width {self.width} is not a multiple of heads {self.heads}": (
                 divided and self.width % self.heads != 0
@@ -105,6 +111,9 @@ class ViTArchitecture:
             ),
             f"hybrids need square patches, not {patch}": (
                 self.backbone is not None and not isinstance(self.patch, int)
+            ),
+            "root and backbone_width describe the ResNet of a hybrid; this ViT has none": (
+                self.backbone is None and (self.root, self.backbone_width) != ("imagenet", 1)
             ),
             "factorized positions need an even width": (
                 self.positions == "factorized" and self.width % 2 != 0
@@ -134,7 +143,7 @@ class ViTArchitecture:
         rows, columns = sides_of(self.patch)
         if rows != columns:
             raise VitrailError(f"this needs square patches; the model has {rows}x{columns}")
-        return rows * stride_of(self.backbone)
+        return rows * stride_of(self.backbone, self.root)
 
     @property
     def inner(self) -> int:
@@ -144,7 +153,7 @@ class ViTArchitecture:
     @property
     def grid(self) -> Grid:
         """Rows and columns of patches; what is left over at the right and bottom is not seen."""
-        return grid_for(self.size, self.patch, self.backbone)
+        return grid_for(self.size, self.patch, stride_of(self.backbone, self.root))
 
     @property
     def prefix(self) -> int:
@@ -152,22 +161,15 @@ class ViTArchitecture:
         return int(self.class_token) + self.registers
 
 
-def stride_of(backbone: tuple[int, ...] | None) -> int:
-    """Pixels per cell of the map that is cut into patches: a ResNet's root quarters, later stages
-    halve."""
-    return 1 if backbone is None else 4 * 2 ** max(len(backbone) - 1, 0)
-
-
 def sides_of(patch: int | tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of one patch."""
     return (patch, patch) if isinstance(patch, int) else patch
 
 
-def grid_for(
-    size: tuple[int, int], patch: int | tuple[int, int], backbone: tuple[int, ...] | None
-) -> Grid:
-    """Rows and columns of patches: SAME padding rounds a ResNet's map up, patches round down."""
-    stride, (height, width) = stride_of(backbone), sides_of(patch)
+def grid_for(size: tuple[int, int], patch: int | tuple[int, int], stride: int) -> Grid:
+    """Rows and columns of patches on a map of that stride: SAME padding rounds a ResNet's map up,
+    patches round down."""
+    height, width = sides_of(patch)
     return -(-size[0] // stride) // height, -(-size[1] // stride) // width
 
 
@@ -317,7 +319,9 @@ class ViT(Classifier):
     def __init__(self, architecture: ViTArchitecture) -> None:
         super().__init__()
         a = self.architecture = architecture
-        self.backbone = None if a.backbone is None else Backbone(a.backbone, a.channels)
+        self.backbone = None
+        if a.backbone is not None:
+            self.backbone = Backbone(a.backbone, a.channels, a.backbone_width, a.root)
         inputs = a.channels if self.backbone is None else self.backbone.channels
         self.embedding = nn.Conv2d(inputs, a.width, a.patch, a.patch)
         lecun_normal(self.embedding.weight)

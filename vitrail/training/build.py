@@ -20,9 +20,12 @@ from vitrail.model.variants import variant_name
 from vitrail.training.optim import Schedule, hyperrule
 from vitrail.weights.load import load
 
-_SHAPE = ("width", "depth", "heads", "mlp", "patch", "backbone", "units", "axial")
+_SHAPE = (
+    *("width", "depth", "heads", "mlp", "patch"),
+    *("backbone", "backbone_width", "units", "axial"),
+)
 """What the name of a variant says about the shape of its weights."""
-_NOT_IN_NAME = ("pool", "positions", "injection")
+_NOT_IN_NAME = ("root", "pool", "positions", "injection")
 _HYPERRULE_IMAGES = 64
 """Images that the HyperRule opens to learn their size."""
 _CROP = 0.875
@@ -76,8 +79,8 @@ def _refuse_other_split(origin: Mapping[str, Any], init: str, data: config.Data)
 
 def chosen_options(settings: config.Model) -> dict[str, Any]:
     """The options that differ from the variant's own."""
-    names = ("width", "depth", "heads", "mlp", "pool", "positions", "injection", "hidden")
-    more = ("head_bias", "layer_scale", "dropout", "drop_path")
+    names = ("width", "depth", "heads", "mlp", "root", "pool", "positions", "injection")
+    more = ("hidden", "head_bias", "layer_scale", "dropout", "drop_path")
     return {key: value for key in (*names, *more) if (value := getattr(settings, key))}
 
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.model.positions import Interpolation, sincos
-from vitrail.model.resnet import ResNetArchitecture
+from vitrail.model.resnet import ResNetArchitecture, stride_of
 from vitrail.model.variants import SIZES, Architecture, variant_name
-from vitrail.model.vit import ViTArchitecture, grid_for, stride_of
+from vitrail.model.vit import ViTArchitecture, grid_for
 from vitrail.weights.read import Contents
 
 Size = tuple[int, int]
@@ -75,16 +75,25 @@ class Format:
 
     def refusal(self, a: Architecture) -> str:
         """Why this format cannot hold that architecture; empty if it can."""
+        small = {"small root": getattr(a, "root", "imagenet") == "small"}
         if isinstance(a, self.resnet):
-            return ""
+            width = getattr(a, "width", 1)
+            return self._without(small | {f"ResNet of width x{width}": width % 1 > 0})
         if not isinstance(a, ViTArchitecture):
             return f"{self.owner} has no {variant_name(a)}"
-        reasons = self.lacks(a) | {
-            "axial attention": a.axial,
-            f"{a.positions} positions": a.positions in ("factorized", "relative"),
-            "positions at every layer": a.injection != "stem",
-            "patches that are not square": not isinstance(a.patch, int),
-        }
+        return self._without(
+            self.lacks(a)
+            | small
+            | {
+                f"hybrid of width x{a.backbone_width}": a.backbone_width != 1,
+                "axial attention": a.axial,
+                f"{a.positions} positions": a.positions in ("factorized", "relative"),
+                "positions at every layer": a.injection != "stem",
+                "patches that are not square": not isinstance(a.patch, int),
+            }
+        )
+
+    def _without(self, reasons: dict[str, bool]) -> str:
         return "; ".join(
             f"{self.owner} has no {what}" for what, needed in reasons.items() if needed
         )
@@ -263,7 +272,7 @@ def grid_of(
     """
 
     def patches(size: Size) -> int:
-        return math.prod(grid_for(size, patch, backbone))
+        return math.prod(grid_for(size, patch, stride_of(backbone)))
 
     if stated is not None:
         for slot in choices:

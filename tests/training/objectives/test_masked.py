@@ -165,6 +165,18 @@ def test_it_learns_what_is_behind_the_mask(kind, target):
     assert task.mask_token.grad.abs().sum() > 0
 
 
+def test_a_small_root_hides_smaller_patches():
+    hybrid = small("hybrid-small-root", classes=0, size=32)
+    images = torch.rand(2, 3, 32, 32) * 2 - 1
+    task = MaskedPatches(hybrid, target="pixels")
+    assert torch.equal(task.truth(images), MaskedPatches(model8(), target="pixels").truth(images))
+    assert task(images).shape == (2,)
+
+
+def model8():
+    return vitrail.create("Ti/8", depth=1, size=32, classes=0)
+
+
 def test_the_seed_of_an_image_alone_decides_what_is_hidden():
     task = MaskedPatches(model(), target="pixels").eval()
     images = torch.randn(2, 3, 64, 64)
