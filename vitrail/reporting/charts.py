@@ -16,7 +16,8 @@ from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.transforms import Affine2D
 
 from vitrail.reporting.loading import Rows, RunData, column
 
@@ -58,6 +59,11 @@ _WIDE, _NARROW = (400, 220), (280, 170)
 _STEPS = [1, 2, 2.5, 5, 10]
 _FEW_POINTS = 40
 _LOG_RATIO = 100.0
+_X_LOG_RATIO = 10.0
+_SIDES = np.array([(8, 7), (-8, 7), (8, -7), (-8, -7), (11, 0), (-11, 0), (0, 11), (0, -11)])
+"""Where a letter can stand beside its point, in points of the page; the first is preferred."""
+_ROOM = 10.0
+"""How far from everything else a letter is far enough."""
 _TIME_UNITS = (("h", 3600.0, 3 * 3600.0), ("min", 60.0, 180.0), ("s", 1.0, 0.0))
 
 
@@ -101,6 +107,44 @@ class Line:
     color: str
     """A color of the page, by name."""
     dashes: str = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointSeries:
+    """Measurements of one color in a scatter chart."""
+
+    x: Sequence[int | float]
+    y: Sequence[int | float]
+    color: str
+    """A color of the page, by name."""
+    label: str = ""
+    """For the page's legend; it is not drawn."""
+    error: Sequence[int | float] = ()
+    """Of each `y`, up and down; zero draws no bar."""
+    letters: Sequence[str] = ()
+    """Drawn beside the points: letters of the page's own, never text from files."""
+    joined: bool = False
+    """A line through the points, from the left to the right."""
+    marker: str = "o"
+    """Of matplotlib."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scatter:
+    """Points in one frame."""
+
+    title: str
+    x_name: str
+    series: Sequence[PointSeries]
+    unit: str = ""
+    """Of `y`: `%` where the values are percentages."""
+    log: bool | None = None
+    """A logarithmic x axis; None: if the values span more than a factor of ten."""
+    front: bool = False
+    """Draws the Pareto front of all points: small `x` and large `y`."""
+    size: tuple[int, int] = (400, 240)
+    svg: str = ""
+    wide = True
 
 
 _CHARTS = (
@@ -250,11 +294,11 @@ def time_unit(longest: float) -> tuple[str, float]:
     return next((unit, size) for unit, size, least in _TIME_UNITS if longest >= least)
 
 
-def _blank(size: tuple[int, int], top: int) -> tuple[Figure, Axes]:
+def _blank(size: tuple[int, int], top: int, bottom: int = 22) -> tuple[Figure, Axes]:
     width, height = size
     figure = Figure(figsize=(width / 72, height / 72))
     axes = figure.add_axes(
-        (46 / width, 22 / height, (width - 60) / width, (height - 22 - top) / height)
+        (46 / width, bottom / height, (width - 60) / width, (height - bottom - top) / height)
     )
     return figure, axes
 
@@ -318,6 +362,101 @@ def _name_side(axes: Axes, name: str, side: int) -> None:
 def _plain(value: float) -> str:
     """`12,000`, `0.5` or `3e-05`."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def pareto_front(pairs: Sequence[tuple[int | float, int | float]]) -> list[int]:
+    """Where the pairs (cost, accuracy) are that no other beats, by cost.
+
+    Another beats a pair if it costs no more and is no less accurate, unless both are equal.
+    """
+    front: list[int] = []
+    for index in sorted(range(len(pairs)), key=lambda i: (pairs[i][0], -pairs[i][1])):
+        last = pairs[front[-1]] if front else (0.0, -np.inf)
+        if pairs[index][1] > last[1] or pairs[index] == last:
+            front.append(index)
+    return front
+
+
+def draw_scatter(scatter: Scatter, key: str) -> Scatter:
+    """The chart with its SVG, which is empty if there are no points; `key` makes its ids unique."""
+    x = np.array([value for one in scatter.series for value in one.x], dtype=float)
+    y = np.array([value for one in scatter.series for value in one.y], dtype=float)
+    if not len(x):
+        return scatter
+    with rc_context(_STYLE):
+        figure, axes = _blank(scatter.size, top=10, bottom=38)
+        axes.margins(0.06, 0.12)
+        for one in scatter.series:
+            _plot_points(axes, one)
+        _label_scatter(axes, scatter, x)
+        if scatter.front:
+            _plot_front(axes, x, y)
+        _letter(axes, scatter.series)
+        words = f"{scatter.title} by {scatter.x_name}"
+        return replace(scatter, svg=_inline(figure, key, words))
+
+
+def _plot_points(axes: Axes, series: PointSeries) -> None:
+    color = _PLACEHOLDERS[series.color]
+    if series.joined:
+        order = np.argsort(series.x, kind="stable")
+        axes.plot(np.take(series.x, order), np.take(series.y, order), color=color, lw=1.4)
+    for x, y, error in zip(series.x, series.y, series.error, strict=False):
+        if error:
+            axes.errorbar(x, y, error, color=color, elinewidth=1.2, capsize=2.5)
+    axes.plot(series.x, series.y, series.marker, color=color, ms=5.5, mew=0)
+
+
+def _label_scatter(axes: Axes, scatter: Scatter, x: Points) -> None:
+    log = scatter.log
+    if log is None:
+        log = x.min() > 0 and x.max() > _X_LOG_RATIO * x.min()
+    if log:
+        axes.set_xscale("log")
+        few = x.max() < 1000 * x.min()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _plain(x)))
+    axes.set_xlabel(scatter.x_name, loc="right", labelpad=2)
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _plain(y) + scatter.unit))
+    # What is drawn from here on does not move the axes.
+    axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())
+
+
+def _plot_front(axes: Axes, x: Points, y: Points) -> None:
+    """A step line to the right end of the chart, and a ring around each point on it."""
+    front = pareto_front(list(zip(x.tolist(), y.tolist(), strict=True)))
+    color = _PLACEHOLDERS["muted"]
+    ends = [*x[front], axes.get_xlim()[1]], [*y[front], y[front[-1]]]
+    axes.step(*ends, where="post", color=color, lw=1, ls=(0, (4, 3)), zorder=1.5)
+    axes.plot(x[front], y[front], "o", ms=10, mfc="none", mec=color, mew=1.1)
+
+
+def _letter(axes: Axes, series: Sequence[PointSeries]) -> None:
+    """The letters beside their points, each on the side with the most room."""
+    to_page = axes.transData + Affine2D().scale(72 / axes.figure.dpi)
+    places = [to_page.transform(np.column_stack([one.x, one.y])) for one in series]
+    taken = np.concatenate(places)
+    for one, points in zip(series, places, strict=True):
+        for letters, place in zip(one.letters, points, strict=False):
+            distances = np.linalg.norm((place + _SIDES)[:, None] - taken, axis=2).min(1)
+            side = _SIDES[np.minimum(distances, _ROOM).argmax()]
+            taken = np.concatenate([taken, [place + side]])
+            axes.annotate(
+                letters,
+                place,
+                side,
+                xycoords="figure points",
+                textcoords="offset points",
+                ha="center",
+                va="center",
+                weight="bold",
+                color=_PLACEHOLDERS[one.color],
+                parse_math=False,
+            )
 
 
 def draw_calibration(key: str, bins: Sequence[dict[str, Any]]) -> Markup:
@@ -384,6 +523,6 @@ def _inline(figure: Figure, key: str, words: str) -> Markup:
     svg = re.sub(r' id="', f' id="{key}-', svg)
     svg = re.sub(r'xlink:href="#', f'href="#{key}-', svg)
     svg = re.sub(r"url\(#", f"url(#{key}-", svg)
-    svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 var(--sans)", svg)
+    svg = re.sub(r"(font: [\d.]+px|font-family:) [^;\"]*", r"\1 var(--sans)", svg)
     svg = re.sub(r"#fe(..)01", lambda m: f"var(--{_NAMES[int(m[1], 16)]})", svg)
     return Markup(re.sub(r"\n\s*", "\n", svg).replace("<g>\n</g>\n", ""))
