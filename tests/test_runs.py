@@ -28,7 +28,7 @@ def test_a_new_folder_says_what_it_is(run):
 def test_events_after_a_step_are_forgotten(run):
     for step in (10, 20, 30):
         run.log_event(event="train", step=step)
-    run.drop_events_after(20)
+    run.drop_after(20)
     assert [event["step"] for event in run.events()] == [10, 20]
 
 

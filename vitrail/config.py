@@ -174,6 +174,16 @@ class Train:
     keep: Literal["best", "last"] = "best"
     """Which weights to save as the model: those with the best val accuracy (balanced accuracy with
     class weights; ties are broken by val loss), or the last."""
+    keep_all: bool = False
+    """Also keep the weights of every evaluation, as weights/step-N.safetensors in the run
+    folder."""
+    fewshot: int = 0
+    """At every evaluation on val, also measure few-shot accuracy, as `vitrail fewshot` does, with
+    this many images per class of train; 0 disables it. Masked pre-training needs labels only for
+    this."""
+    fewshot_data: str = ""
+    """DATA to measure few-shot accuracy on: the images are drawn from its train split and accuracy
+    is measured on its test split; empty uses train and val of the training data."""
     hyperrule: bool = False
     """BiT's HyperRule: choose steps, warm-up, image size and Mixup by the number and size of the
     images, unless they are set."""
@@ -381,6 +391,7 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
     model, data, augment, train = config.model, config.data, config.augment, config.train
     optim, system = config.optim, config.system
     best = ("train.keep",) if train.keep == "best" else ()
+    at_evaluations = ("train.keep_all", "train.fewshot", "train.fewshot_data")
     mixes = augment.mixup or augment.cutmix or train.hyperrule
     return [
         (
@@ -389,7 +400,7 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
             (
                 *("augment.", "model.dropout", "model.drop_path", "optim.layer_decay"),
                 *("system.compile", "system.graphs", "system.recompute"),
-                *("system.augment", "system.cache"),
+                *("system.augment", "system.cache", "train.fewshot", "train.fewshot_data"),
             ),
         ),
         (system.augment == "cpu", "system.augment=cpu", ("system.cache",)),
@@ -406,11 +417,16 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
             ("train.masked", "train.masked_share"),
         ),
         (not train.ema, "train.ema=0", ("train.ema_ramp",)),
-        (not train.evaluations, "train.evaluations=0 never evaluates", ("train.patience", *best)),
+        (
+            not train.evaluations,
+            "train.evaluations=0 never evaluates",
+            ("train.patience", *best, *at_evaluations),
+        ),
+        (not train.fewshot, "train.fewshot=0", ("train.fewshot_data",)),
         (
             data.train_on == "train+val",
             "data.train_on=train+val leaves no val split",
-            ("data.val", "train.evaluations", "train.patience", *best),
+            ("data.val", "train.evaluations", "train.patience", *best, *at_evaluations),
         ),
         (augment.crop != "inception", f"augment.crop={augment.crop}", ("augment.area",)),
         (

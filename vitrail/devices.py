@@ -338,6 +338,13 @@ def reshard(model: nn.Module) -> None:
         module.reshard()
 
 
+def gather_outside_blocks(task: nn.Module) -> None:
+    """Gather the weights outside the blocks for a pass that is not the task's own; `reshard` frees
+    them."""
+    for outermost in _sharded(task.modules())[:1]:
+        outermost.unshard()
+
+
 def _sharded(modules: Iterable[nn.Module]) -> list[Any]:
     """Those that FSDP2 shards; a single process has none, and does without the slow import."""
     if rank_and_world()[1] == 1:

@@ -5,6 +5,7 @@ run.json             command, commit, versions, hardware, seed, times, status, c
 metrics.jsonl        one JSON object per event: the only source of curves
 log.txt              the terminal output
 model.safetensors    the selected weights, with classes and preprocessing
+weights/*            with train.keep_all: the weights of every evaluation, step-N.safetensors
 last.pt              the last checkpoint: all that an exact resume needs
 previous.pt          the checkpoint before it, in case last.pt is damaged
 training_images.npy  a 64-bit hash of each training image, so that evaluation can leave it out
@@ -47,6 +48,7 @@ from vitrail.files import (
     write_text,
 )
 
+_KEPT = "weights"
 _MAX_NAME = 120
 _MAX_TITLE = 40
 
@@ -65,6 +67,10 @@ class Run:
     @property
     def weights(self) -> Path:
         return self.folder / "model.safetensors"
+
+    def weights_at(self, step: int) -> Path:
+        """The weights that were evaluated at a step, if `train.keep_all` kept them."""
+        return self.folder / _KEPT / f"step-{step}.safetensors"
 
     @property
     def checkpoint(self) -> Path:
@@ -136,9 +142,13 @@ class Run:
         path = self.folder / "metrics.jsonl"
         return read_json_lines(path) if path.exists() else []
 
-    def drop_events_after(self, step: int) -> None:
-        """Remove the events that a resumed run will log again."""
+    def drop_after(self, step: int) -> None:
+        """Remove the events and the kept weights that a resumed run will write again."""
         if self.writes:
+            for path in self.folder.glob(f"{_KEPT}/step-*.safetensors"):
+                number = path.stem.removeprefix("step-")
+                if number.isdecimal() and int(number) > step:
+                    path.unlink()
             lines = [json.dumps(event) for event in self.events() if event.get("step", 0) <= step]
             write_text(self.folder / "metrics.jsonl", "".join(line + "\n" for line in lines))
 
@@ -208,7 +218,8 @@ def find_runs(root: Path, pattern: str = "**/run.json") -> list[Run]:
 
 def training_image_hashes(model: Path | None) -> UInt64[np.ndarray, " n"] | None:
     """Hashes of the images that a MODEL was trained on; None if they were not recorded."""
-    run = None if model is None else find_run(model)
+    kept = model is not None and model.parent.name == _KEPT
+    run = None if model is None else find_run(model.parent if kept else model)
     if run is None or not run.training_images.exists():
         return None
     try:
@@ -340,7 +351,7 @@ def create(folder: Path, config: Config, facts: Mapping[str, Any], resume: bool)
     if (folder / "config.toml").exists() and resume:
         check_same_config(folder, config)
     make_folder(folder)
-    for part in folder.glob(".*.part"):
+    for part in (*folder.glob(".*.part"), *folder.glob(f"{_KEPT}/.*.part")):
         part.unlink(missing_ok=True)  # what a killed session was writing
     write_text(folder / "config.toml", to_toml(config))
     if not run.info():

@@ -76,6 +76,14 @@ def test_a_copy_of_the_training_folder_leaks_nothing(run, photos, moved):
         assert not names(rest.source) & names(whole.part("train"))
 
 
+def test_kept_weights_of_an_evaluation_leak_nothing(run, moved):
+    kept = run.weights_at(2)
+    kept.parent.mkdir()
+    shutil.copy(run.weights, kept)
+    whole, kept = (select_images(vitrail.load(one), moved, "all") for one in (run.folder, kept))
+    assert kept.left_out == whole.left_out > 0
+
+
 def test_other_names_and_a_packed_copy_leak_nothing(run, photos, moved, tmp_path):
     model = vitrail.load(run.folder)
     for path in moved.rglob("*.png"):

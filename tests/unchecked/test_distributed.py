@@ -124,7 +124,9 @@ CACHES = {"one": "memory", "ddp": "disk", "fsdp": "none"}
     "settings", [MIXED, MASKED, ON_DEVICE], ids=["mixed", "masked", "augmented on the device"]
 )
 def test_any_number_of_processes_mixes_and_masks_as_one(recipe, tmp_path, settings):
-    cached = {name: [f"system.cache={CACHES[name]}"] * (settings is ON_DEVICE) for name in CACHES}
+    settings = (*settings, "train.fewshot=2", "train.keep_all=true")
+    on_device = "system.augment=device" in settings
+    cached = {name: [f"system.cache={CACHES[name]}"] * on_device for name in CACHES}
     together(1, one, recipe, tmp_path / "one", *settings, *cached["one"])
     together(2, one, recipe, tmp_path / "ddp", *settings, "system.microbatch=3", *cached["ddp"])
     parallel = "system.parallel=fsdp"
@@ -137,6 +139,11 @@ def test_any_number_of_processes_mixes_and_masks_as_one(recipe, tmp_path, settin
     for val in vals[1:]:
         assert [x["n"] for x in val] == [x["n"] for x in vals[0]]
         assert [x["loss"] for x in val] == pytest.approx([x["loss"] for x in vals[0]], abs=1e-5)
+        few = [x["fewshot"] for x in vals[0]]
+        assert [x["fewshot"] for x in val] == pytest.approx(few, abs=0.01)
+    assert min(vals[0][-1]["fewshot"], vals[2][-1]["fewshot"]) > 0.2
+    kept = [Run(tmp_path / name).weights_at(vals[0][0]["step"]) for name in ("one", "fsdp")]
+    torch.testing.assert_close(*map(load_file, kept), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

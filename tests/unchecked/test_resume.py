@@ -91,7 +91,7 @@ def same_weights(a: Path, b: Path) -> bool:
 
 def metrics(folder: Path) -> list[tuple]:
     """The events without what depends on the clock or on where a session began."""
-    kept = ("event", "step", "lr", "top1", "n")
+    kept = ("event", "step", "lr", "top1", "fewshot", "n")
     return [tuple(event.get(key) for key in kept) for event in Run(folder).events()]
 
 
@@ -148,6 +148,28 @@ def test_kills_change_nothing_where_images_are_augmented_on_the_device(recipe, t
     complete(recipe, often, True, *ON_DEVICE, "system.cache=disk")
     assert same_weights(never, often)
     assert metrics(never) == metrics(often)
+
+
+def test_kills_change_neither_few_shot_accuracy_nor_kept_weights(recipe, tmp_path):
+    settings = ("train.fewshot=2", "train.keep_all=true", "train.evaluations=20")
+    never, often = tmp_path / "never", tmp_path / "often"
+    complete(recipe, never, False, *settings)
+    for number in (2, 7, 12):
+        process = start(session, recipe, often, True, *settings)
+        while process.is_alive() and not Run(often).weights_at(6 * number).exists():
+            time.sleep(0.002)
+        assert process.is_alive(), "the run ended before it could be killed so often"
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    complete(recipe, often, True, *settings)
+    assert metrics(never) == metrics(often)
+    assert not list(often.rglob(".*.part"))
+    kept = sorted(path.name for path in never.glob("weights/*"))
+    assert kept == sorted(path.name for path in often.glob("weights/*"))
+    assert len(kept) == 20
+    for name in kept:
+        first, second = (load_file(folder / "weights" / name) for folder in (never, often))
+        assert all(first[key].equal(second[key]) for key in first)
 
 
 def test_a_run_resumed_with_augmentation_elsewhere_says_not_bit_exactly(recipe, tmp_path, capsys):

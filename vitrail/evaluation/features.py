@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -132,20 +133,35 @@ def extract(
     predictor = Predictor(model, precision=precision, cache=cache)
     device = predictor.device
     images = ImageBatches(source, predictor.transform, device, batch, workers, progress)
+    return not_empty(extract_batches(predictor, images))
+
+
+def not_empty(features: Features) -> Features:
+    """The same features, or an error if no image could be decoded."""
+    if len(features.indices):
+        return features
+    reason = features.skipped[0][1] if features.skipped else "there are none"
+    raise VitrailError(f"no image can be decoded; {reason}")
+
+
+def extract_batches(predictor: Predictor, images: ImageBatches) -> Features:
+    """`extract` for images that are read more than once, by the same worker processes; there may
+    be none that can be decoded."""
+    model: Any = predictor.model
     rows = []
     with eval_mode(model), torch.no_grad():
         for part in images:
+            features = predictor.features(part.pixels)
             if len(part.indices):
-                rows.append((part.indices, predictor.features(part.pixels).float().cpu()))
-    if cache is not None:
-        cache.save()
+                rows.append((part.indices, features.float().cpu()))
+    if predictor.cache is not None:
+        predictor.cache.save()
     columns, skipped = gather(rows, images.skipped)
-    names = source.names
+    names = images.source.names
     named = tuple((names[index], reason) for index, reason in skipped)
-    if not columns:
-        raise VitrailError(f"no image can be decoded; {named[0][1] if named else 'there are none'}")
+    columns = columns or [torch.zeros(0, dtype=torch.int64), torch.zeros(0, model.feature_width)]
     indices, vectors = columns[0].numpy(), columns[1]
-    return Features(vectors, torch.as_tensor(source.targets)[indices], indices, named)
+    return Features(vectors, torch.as_tensor(images.source.targets)[indices], indices, named)
 
 
 def identity(model: Classifier, precision: torch.dtype | None) -> str:

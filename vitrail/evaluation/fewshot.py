@@ -7,21 +7,23 @@ matrix, from which every other strength follows at once. All of it in float64.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitrail.console import count_progress, say
+from vitrail.console import Advance, count_progress, say
+from vitrail.data.dataset import Source, Subset
 from vitrail.devices import setup_devices
 from vitrail.errors import VitrailError
-from vitrail.evaluation.features import Features, extract, open_cache
+from vitrail.evaluation.features import Features, extract, extract_batches, not_empty, open_cache
 from vitrail.evaluation.held_out import select_images
+from vitrail.evaluation.predictor import ImageBatches, Predictor
 from vitrail.files import cache_folder
 from vitrail.model import Classifier
 from vitrail.weights.load import load
@@ -58,27 +60,32 @@ def fewshot(
         split, alone = selected.split, selected.split in ("train", "all")
         if devices.main:
             say(f"images   {selected.note}")
-        sources = {split: selected.source}
-        if not alone:
-            sources["train"] = select_images(loaded, data, "train").source
         options: dict[str, Any] = {
             "precision": devices.precision,
             "cache": open_cache(loaded, devices.precision, cache_folder()),
         }
-        features = {}
-        for name, source in sources.items():
-            with count_progress(f"features of {name}", devices.main) as advance:
-                features[name] = extract(loaded, source, **options, progress=advance)
+        predictor = Predictor(loaded, **options)
+        with count_progress(f"features of {split}", devices.main) as advance:
+            queries = extract(loaded, selected.source, **options, progress=advance)
+        source, train = selected.source, queries
+        if not alone:
+            source = select_images(loaded, data, "train").source
+            with count_progress("features of train", devices.main) as advance:
+                train = extract_support(
+                    predictor, source, shots=max(shots), seeds=range(seeds), progress=advance
+                )
     results = fit_and_score(
-        features[split if alone else "train"],
-        None if alone else features[split],
-        classes=len(selected.source.labels),
+        train,
+        None if alone else queries,
+        targets=source.targets,
+        classes=len(source.labels),
         shots=shots,
-        seeds=seeds,
+        seeds=range(seeds),
         ridges=ridges,
     )
-    skipped = [list(pair) for one in features.values() for pair in one.skipped]
-    return {"results": results, "split": split, "data": str(data), "broken": skipped}
+    skipped = [*queries.skipped, *(() if alone else train.skipped)]
+    broken = [list(pair) for pair in skipped]
+    return {"results": results, "split": split, "data": str(data), "broken": broken}
 
 
 @dataclass(frozen=True)
@@ -137,13 +144,67 @@ def nearest_neighbors(
 
 
 def few_per_class(
-    targets: Int[Tensor, " n"], shots: int, seed: int, classes: int
-) -> Int[Tensor, " few"]:
-    """So many images of each class, or all there are; fewer shots are a subset of more."""
+    targets: Int[np.ndarray, " n"],
+    shots: int,
+    seed: int,
+    classes: int,
+    usable: Bool[np.ndarray, " n"] | None = None,
+) -> Int[np.ndarray, " few"]:
+    """So many images of each class, or all there are; fewer shots are a subset of more.
+
+    An image that is not `usable` is replaced by the next of its class.
+    """
     rng = np.random.default_rng(seed)
-    numbers = targets.numpy()
-    orders = [rng.permutation(np.flatnonzero(numbers == label)) for label in range(classes)]
-    return torch.from_numpy(np.concatenate([order[:shots] for order in orders]))
+    counts = np.bincount(targets, minlength=classes)
+    by_class = np.split(np.argsort(targets, kind="stable"), np.cumsum(counts)[:-1])
+    orders = (rng.permutation(indices) for indices in by_class)
+    if usable is not None:
+        orders = (order[usable[order]] for order in orders)
+    return np.concatenate([order[:shots] for order in orders])
+
+
+def extract_support(
+    predictor: Predictor,
+    source: Source,
+    *,
+    shots: int,
+    seeds: Sequence[int],
+    batch: int = 64,
+    workers: int = -1,
+    progress: Advance | None = None,
+) -> Features:
+    """The features of the images that any of the seeds draws, as `few_per_class` does, alone.
+
+    An image that cannot be decoded is replaced by the next of its class in the order of that seed.
+    """
+    targets, classes = source.targets, len(source.labels)
+    usable = np.ones(len(targets), dtype=bool)
+    known = np.zeros(len(targets), dtype=bool)
+    parts: list[Features] = []
+    while True:
+        drawn = [few_per_class(targets, shots, seed, classes, usable) for seed in seeds]
+        new = np.setdiff1d(np.concatenate(drawn), np.flatnonzero(known))
+        if not len(new):
+            return not_empty(_merged(parts))
+        images = ImageBatches(
+            Subset(source, new), predictor.transform, predictor.device, batch, workers, progress
+        )
+        part = extract_batches(predictor, images)
+        parts.append(replace(part, indices=new[part.indices]))
+        known[new], usable[new] = True, False
+        usable[parts[-1].indices] = True
+
+
+def _merged(parts: Sequence[Features]) -> Features:
+    """All of them, in the order of the source."""
+    indices = np.concatenate([part.indices for part in parts])
+    order = indices.argsort()
+    return Features(
+        torch.cat([part.vectors for part in parts])[order],
+        torch.cat([part.targets for part in parts])[order],
+        indices[order],
+        tuple(pair for part in parts for pair in part.skipped),
+    )
 
 
 def _check(shots: Sequence[int], seeds: int, ridges: Sequence[float]) -> None:
@@ -159,24 +220,30 @@ def fit_and_score(
     train: Features,
     test: Features | None,
     *,
+    targets: Int[np.ndarray, " n"],
     classes: int,
     shots: Sequence[int],
-    seeds: int,
+    seeds: Sequence[int],
     ridges: Sequence[float] = (RIDGE,),
 ) -> list[dict[str, Any]]:
     """The accuracy for every number of shots, seed and strength.
 
-    Without a `test` split, on the images of train that are not in the support set.
+    `targets` are those of all images that the support sets are drawn from; `train` has the features
+    of those that are drawn and can be decoded, at least. Without a `test` split, on the images of
+    train that are not in the support set.
     """
-    _check(shots, seeds, ridges)
+    _check(shots, len(seeds), ridges)
+    usable = np.zeros(len(targets), dtype=bool)
+    usable[train.indices] = True
     results = []
     for k in shots:
-        for seed in range(seeds):
-            chosen = few_per_class(train.targets, k, seed, classes)
-            vectors, targets = train.vectors[chosen], train.targets[chosen]
+        for seed in seeds:
+            drawn = few_per_class(targets, k, seed, classes, usable)
+            chosen = torch.from_numpy(np.searchsorted(train.indices, drawn))
+            vectors, shown = train.vectors[chosen], train.targets[chosen]
             queries = test or _without(train, chosen)
-            votes = nearest_neighbors(vectors, targets, queries.vectors, classes)
-            regression = regress(vectors, targets, classes)
+            votes = nearest_neighbors(vectors, shown, queries.vectors, classes)
+            regression = regress(vectors, shown, classes)
             results += [
                 {
                     "shots": k,
@@ -187,7 +254,7 @@ def fit_and_score(
                     ),
                     "knn": _accuracy(votes, queries.targets),
                     "shown": len(chosen),
-                    "fewest": int(torch.bincount(targets, minlength=classes).min()),
+                    "fewest": int(torch.bincount(shown, minlength=classes).min()),
                     "n": len(queries.targets),
                 }
                 for ridge in ridges

@@ -161,6 +161,7 @@ _CHARTS = (
         series=(
             Series("val", "top1", color="val", label="top-1"),
             Series("val", "top5", color="second", label="top-5"),
+            Series("val", "fewshot", color="train", label="few-shot"),
         ),
         unit="%",
         size=_WIDE,

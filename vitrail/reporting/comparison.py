@@ -23,6 +23,7 @@ _DASHES = ("-", "--", ":", "-.")
 _COSTS = ("exaflops", "images_seen", "device_days", "energy_joules", "peak_memory_bytes")
 _CHARTS = (
     Chart(title="Validation top-1", series=(Series("val", "top1"),), unit="%", size=_SIZE),
+    Chart(title="Few-shot accuracy", series=(Series("val", "fewshot"),), unit="%", size=_SIZE),
     Chart(title="Validation loss", series=(Series("val", "loss"),), size=_SIZE),
     Chart(title="Training loss", series=(Series("train", "loss"),), size=_SIZE),
 )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,10 @@ class Hooks:
     run: Run
     config: Config
     data: Splits
-    save_model: Callable[[], None]
+    save_model: Callable[[Path], None]
+    """Writes the current weights; all processes must call it together."""
+    fewshot: Callable[[], dict[str, Any]] | None
+    """Few-shot accuracy of the current weights; all processes must call it together."""
     cost: Callable[[int], dict[str, Any]]
     """The cost of the run at a step; all processes must call it together."""
     flops_per_image: float
@@ -145,15 +149,16 @@ class Hooks:
         counters, train = loop.state.counters, self.config.train
         balanced = train.class_weights == "balanced"
         with loop.state.averaged():
-            metrics = loop.state.objective.validate()
-            self.note_skipped(metrics.pop("skipped", ()))
+            metrics = self._measure(loop)
             best = counters.best
             better = best is None or score(metrics, balanced) > score(best, balanced)
             counters.since_best = 0 if better else counters.since_best + 1
             if better:
                 counters.best = {"step": counters.step, "epoch": self._epoch(loop), **metrics}
                 if train.keep == "best":
-                    self.save_model()
+                    self.save_model(self.run.weights)
+            if train.keep_all:
+                self.save_model(self.run.weights_at(counters.step))
         event = {"event": "val", "step": counters.step, "epoch": self._epoch(loop)}
         event |= {"seconds": round(counters.seconds, 3), **metrics}
         self.run.log_event(**event)
@@ -162,12 +167,23 @@ class Hooks:
             f"{self.bar.heading(counters.step, loop.total_steps)}  "
             f"epoch {event['epoch']:.1f}  val loss {metrics['loss']:.3f}"
         )
+        if "fewshot" in metrics:
+            line += f"  {train.fewshot}-shot {100 * metrics['fewshot']:.2f}%"
         if "top1" in metrics and counters.best is not None:
             line += f"  val {100 * metrics['top1']:.2f}%"
             if balanced:
                 line += f"  balanced {100 * metrics['balanced_accuracy']:.2f}%"
             line += f"  best {100 * counters.best['top1']:.2f}%"
         self.run.say(line + "  *" * better)
+
+    def _measure(self, loop: Loop) -> dict[str, Any]:
+        """The figures of the current weights on val."""
+        metrics = loop.state.objective.validate()
+        self.note_skipped(metrics.pop("skipped", ()))
+        if self.fewshot is not None:
+            metrics |= self.fewshot()
+            self.note_skipped(metrics.pop("skipped"))
+        return metrics
 
     def _is_stopping(self, loop: Loop, is_sync_step: bool) -> bool:
         """Whether to end early: by a signal, or because val no longer improves."""

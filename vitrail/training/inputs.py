@@ -116,8 +116,12 @@ class ImageInputs:
 
     @cached_property
     def _val(self) -> ImageBatches:
+        return self.prepared(self.data.part("val"))
+
+    def prepared(self, source: Source) -> ImageBatches:
+        """Images without augmentation, to be read in every evaluation of the run."""
         return ImageBatches(
-            self.data.part("val"),
+            source,
             self.preprocessing,
             self.devices.device,
             batch=evaluation_batch(self.config, self.devices),

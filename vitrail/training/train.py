@@ -33,13 +33,14 @@ from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.features import existing_cache, open_cache
 from vitrail.evaluation.held_out import is_recorded
 from vitrail.evaluation.predictor import Predictor
-from vitrail.files import cache_folder, keep_compiled, move
+from vitrail.files import cache_folder, keep_compiled, make_folder, move
 from vitrail.model import Classifier, build_meta
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.build import apply_hyperrule, build_model, build_schedule
 from vitrail.training.checkpoint import Counters, TrainState
 from vitrail.training.cost import plan_compilation, start_meter
+from vitrail.training.fewshot import FewshotData, build_probe, open_fewshot_data
 from vitrail.training.hooks import SKIPPED_SHOWN, Hooks
 from vitrail.training.inputs import decoding_workers, evaluation_batch
 from vitrail.training.loop import Loop
@@ -138,9 +139,10 @@ def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, te
     model = build_model(config, labels, keep_head)
     _fuse(model, config, devices)
     data = _without_trained_on(data, model, config.model.init)
+    few = open_fewshot_data(config, data, model)
     fingerprint = devices.broadcast(_record_images(data, model, run) if devices.main else "")
     skipped = _record_and_print_facts(config, data, model, devices, run, fingerprint, keep_head)
-    counters, stop_signal = _run_training(config, data, model, devices, run, skipped)
+    counters, stop_signal = _run_training(config, data, few, model, devices, run, skipped)
     facts: dict[str, Any] = {"step": counters.step, "best": counters.best}
     facts["seconds"] = round(counters.spent, 1)
     facts["input_wait"] = round(min(counters.waited / max(counters.seconds, 1e-9), 1.0), 4)
@@ -187,6 +189,7 @@ def _record_and_print_facts(
 def _run_training(
     config: Config,
     data: Splits,
+    few: FewshotData | None,
     model: Classifier,
     devices: Devices,
     run: Run,
@@ -225,6 +228,7 @@ def _run_training(
             config=config,
             data=data,
             save_model=partial(_save_model, run, model, state),
+            fewshot=build_probe(config, objective, few),
             cost=cost,
             flops_per_image=0.0
             if config.train.freeze
@@ -243,7 +247,7 @@ def _run_training(
     run.update(cost=cost(counters.step))
     if not hooks.stop_signal and (config.train.keep == "last" or counters.best is None):
         with state.averaged():
-            hooks.save_model()
+            hooks.save_model(run.weights)
     return counters, hooks.stop_signal
 
 
@@ -304,11 +308,11 @@ def _resume(state: TrainState, run: Run, devices: Devices) -> None:
             # Or the next checkpoint would push the good one out and keep the damaged one.
             move(previous, last)
     state.counters.draws = state.objective.draws
-    run.drop_events_after(state.counters.step)
+    run.drop_after(state.counters.step)
 
 
-def _save_model(run: Run, model: Classifier, state: TrainState) -> None:
-    """Writes the current weights as the run's model."""
+def _save_model(run: Run, model: Classifier, state: TrainState, path: Path) -> None:
+    """Writes the current weights as a model."""
     tensors = state.weights()
     if not run.writes:
         return
@@ -319,7 +323,8 @@ def _save_model(run: Run, model: Classifier, state: TrainState) -> None:
     copy.load_state_dict(tensors, assign=True)
     copy.labels, copy.preprocess = model.labels, model.preprocess
     copy.training_data, copy.activation = model.training_data, model.activation
-    save(copy, run.weights)
+    make_folder(path.parent)
+    save(copy, path)
 
 
 def _evaluate_on_test(config: Config, data: Splits, devices: Devices, run: Run) -> None:
