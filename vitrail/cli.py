@@ -274,6 +274,8 @@ def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options
     """Measure accuracy, per-class metrics, confusion and calibration.
 
     Reports top-1, top-5, loss, calibration error and, for every class, precision, recall and F1.
+    With --labels objectnet, images are resized and cropped as in BiT: the short side to 512/480 of
+    the model's size, and the center of that.
     """
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.show import show

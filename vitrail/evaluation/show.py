@@ -46,7 +46,18 @@ def headline(result: dict[str, Any]) -> list[str]:
     ]
     part = f"{result['labels']} labels" if result.get("labels") else result["split"]
     found[0] += f"  n = {result['n']:,}, {result['data']} ({part})"
-    return [*found, f"{'calibration error':<17}  {percent(result['ece']):>8}"]
+    found.append(f"{'calibration error':<17}  {percent(result['ece']):>8}")
+    if preprocessing := result.get("preprocessing"):
+        note = " (as in BiT)" if result["labels"].startswith("objectnet") else ""
+        found.append(f"{'preprocessing':<17}  {_resizing(preprocessing)}{note}")
+    return found
+
+
+def _resizing(preprocessing: Mapping[str, Any]) -> str:
+    """`short side 256, center crop 224 × 224 pixels`."""
+    rows, columns = preprocessing["size"]
+    short = preprocessing["short_side"]
+    return f"{f'short side {short}, center crop ' if short else ''}{rows} × {columns} pixels"
 
 
 def classes(result: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
