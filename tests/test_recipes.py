@@ -13,9 +13,22 @@ from PIL import Image
 
 from vitrail import create, save
 from vitrail import load as load_model
-from vitrail.config import RECIPES, Config, flatten, load_config, recipe_names, to_flat, to_toml
+from vitrail.config import (
+    RECIPES,
+    Augment,
+    Config,
+    flatten,
+    load_config,
+    recipe_names,
+    to_flat,
+    to_toml,
+)
+from vitrail.data.augment import crop_source_size
 from vitrail.data.catalog import known_datasets
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.model.variants import parse_variant
+from vitrail.training.build import _preprocessing
+from vitrail.training.resolve import resolve_config
 from vitrail.training.train import train_config
 from vitrail.vtab.tasks import TASKS
 from vitrail.weights.published import NAMES, PUBLISHED
@@ -267,6 +280,18 @@ def test_other_fine_tuning_is_at_384_pixels():
     for name in ("imagenet", "cifar10", "cifar100", "pets", "flowers102", "imagenet_resnet"):
         config = load_config(f"finetune/{name}")
         assert (config.data.size, config.train.ema, config.train.keep) == (384, 0.0, "last")
+
+
+@pytest.mark.parametrize("name", ["imagenet", "cifar10", "cifar100", "pets", "flowers102"])
+@pytest.mark.parametrize(("size", "source"), [(384, 448), (128, 160)])
+def test_two_settings_prepare_images_as_bit_does(name, size, source):
+    """Whatever crop the weights have."""
+    given = ["augment.crop=resize", "data.crop=0", f"data.size={size}"]
+    config = resolve_config(f"finetune/{name}", given, lists=True).config
+    assert config.augment == Augment(crop="resize")
+    used = _preprocessing(Preprocessing(size=(224, 224), short_side=256), config.data)
+    assert (used.size, used.short_side) == ((size, size), 0)
+    assert crop_source_size(used) == [source, source]
 
 
 # RandAugment's layers and magnitude, Mixup (AugReg, Figure 4's caption).
