@@ -174,3 +174,34 @@ def _task_row(task: Mapping[str, Any]) -> tuple[str, ...]:
     if task["absent"]:
         return title, group, NONE, "", "absent"
     return title, group, mean_std(task["mean"], task["std"]), f"{task['n']:,}", task["images"]
+
+
+def average_table(result: Mapping[str, Any]) -> Table:
+    """As the last row of the paper's Table 7: every dataset and their average, by seed."""
+    names = [f"seed {row['seed']}" for row in result["seeds"]]
+    note = (
+        f"Top-1 on test in percent; ± is the standard deviation over {plural(len(names), 'seed')}."
+    )
+    if result["absent"]:
+        note += f" Absent, excluded from the average: {', '.join(result['absent'])}."
+    count = f"{result['present']} of {plural(len(result['datasets']), 'dataset')}"
+    return Table(
+        title="Average over datasets",
+        columns=("dataset", *names, "mean", "n", ""),
+        rows=[
+            *(
+                (row["data"], *(NONE for _ in names), NONE, "", "absent")
+                if row["absent"]
+                else _average_row(row["data"], row, "")
+                for row in result["datasets"]
+            ),
+            _average_row("average", result, count),
+        ],
+        note=note,
+        strong=frozenset({len(result["datasets"])}),
+    )
+
+
+def _average_row(name: str, row: Mapping[str, Any], count: str) -> tuple[str, ...]:
+    seeds = (mean_std(seed["top1"]) for seed in row["seeds"])
+    return (name, *seeds, mean_std(row["mean"], row["std"]), f"{row['n']:,}", count)
