@@ -136,6 +136,7 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["train", "digits/vit", "optim.lr=[1,2]"], "a list is for `vitrail sweep`"),
         (["train", "digits/vit", "--device", "abacus"], "--device abacus"),
         (["sweep", "digits/vit"], "nothing to try"),
+        (["sweep", "finetune/pets", "--best"], "--best compares several recipes; name two"),
         (["data", "flower_photo"], "did you mean 'flower_photos'"),
         (["data", "digits", "--filtered", "x.txt"], "need --duplicates or --against DATA"),
         (["evaluate", "{weights}", "digits"], "this model has no preprocessing"),

@@ -214,45 +214,62 @@ def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, d
 @click.option(
     "--out", help="Folder for the runs.  [default: runs/NAME-sweep, numbered if it exists]"
 )
+@click.option("--best", is_flag=True, help="Retrain only the best trial of all recipes.")
 @DEVICE
 @AS_JSON
-def sweep(what: tuple[str, ...], seeds: int, out: str | None, device: str, as_json: bool) -> None:
+def sweep(what: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Grid search on val, retrain on train and val, test once per seed.
 
     A list gives the values to try: optim.lr=[0.003,0.01,0.03]. Several recipes, such as flowers/vit
-    flowers/resnet, are swept with the same settings and compared in one report. With several
-    datasets in data.source, as in vtab/vit, one setting is chosen for all of them. Run the same
-    command again to continue an interrupted sweep.
+    flowers/resnet, are swept with the same settings and compared in one report; one model on
+    several datasets also gets their average. With --best, the recipes are one grid on the data of
+    the first. With several datasets in data.source, as in vtab/vit, one setting is chosen for all
+    of them. Run the same command again to continue an interrupted sweep.
     """
     from vitrail.training.sweep import compare, sweep
 
     settings = [word for word in what if "=" in word]
     recipes = [word for word in what if "=" not in word]
+    best = options.pop("best")
+    if best and len(recipes) < 2:
+        raise VitrailError("--best compares several recipes; name two or more")
     if len(recipes) == 1:
-        result = sweep(recipes[0], settings, seeds=seeds, out=out, device=device)
+        result = sweep(recipes[0], settings, **options)
     else:
-        result = compare(recipes, settings, seeds=seeds, out=out, device=device)
+        result = compare(recipes, settings, best=best, **options)
     print_result(result, as_json, show_sweeps)
 
 
 def show_sweeps(result: dict[str, Any]) -> None:
     """Every seed, mean and deviation, and where the page is; several datasets as a table."""
-    from vitrail.console import mean_std, print_table
-    from vitrail.evaluation.show import task_table
+    from vitrail.console import mean_std
+    from vitrail.evaluation.show import average_table, task_table
 
     for one in result.get("sweeps", [result]):
         if "tasks" in one:
-            table = task_table(one, one["name"])
-            print_table(table.columns, table.rows)
-            echo(table.note)
+            show_table(task_table(one, one["name"]))
+            continue
+        if "seeds" not in one:
+            vals = [trial["val_top1"] for trial in one["trials"] if trial["val_top1"] is not None]
+            echo(f"{one['name']}  val {mean_std(max(vals, default=None))}%, not retrained")
             continue
         for row in one["seeds"]:
             echo(f"seed {row['seed']}  test {100 * row['top1']:.2f}%  {row['run']}")
         count = f"n = {one['n']:,}, {len(one['seeds'])} seeds"
         echo(f"{one['name']}  test {mean_std(one['mean'], one['std'])}% ({count})")
         echo(f"next  vitrail predict {shlex.quote(one['seeds'][0]['run'])} photo.jpg")
+    if "average" in result:
+        show_table(average_table(result["average"]))
     if Path(result["report"]).exists():  # unless vitrail.reporting was deleted
         echo(f"report  {result['report']}")
+
+
+def show_table(table: Any) -> None:
+    """The rows and the note of a table."""
+    from vitrail.console import print_table
+
+    print_table(table.columns, table.rows)
+    echo(table.note)
 
 
 @main.command()
@@ -274,6 +291,8 @@ def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options
     """Measure accuracy, per-class metrics, confusion and calibration.
 
     Reports top-1, top-5, loss, calibration error and, for every class, precision, recall and F1.
+    With --labels objectnet, images are resized and cropped as in BiT: the short side to 512/480 of
+    the model's size, and the center of that.
     """
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.show import show

@@ -5,6 +5,7 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
 from vitrail.data.dataset import Source
@@ -68,3 +69,25 @@ def contents(source: Source) -> dict[str, str]:
         name: source.labels[target]
         for name, target in zip(source.names, source.targets, strict=True)
     }
+
+
+def bit_resized(image: Image.Image, side: int) -> torch.Tensor:
+    """As big_transfer's `Resize((side, side))`."""
+    resized = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+
+
+def window(image: torch.Tensor, whole: torch.Tensor) -> tuple[int, int, bool] | None:
+    """Top and left of an image inside a larger one, up to rounding, and whether it is mirrored."""
+    rows, columns = image.shape[1:]
+    fits = whole[:, : whole.shape[1] - rows + 8, : whole.shape[2] - columns + 8]
+    places = fits.short().unfold(1, 8, 1).unfold(2, 8, 1)
+    for mirrored in (False, True):
+        shown = (image.flip(2) if mirrored else image).short()
+        corner = shown[:, None, None, :8, :8]
+        near = ((places - corner).abs().amax((0, 3, 4)) <= 1).nonzero().tolist()
+        for top, left in near:
+            cut = whole[:, top : top + rows, left : left + columns]
+            if (cut - shown).abs().max() <= 1:
+                return top, left, mirrored
+    return None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
+from tests.data.pictures import bit_resized, window
 from vitrail.config import Augment
 from vitrail.data.augment import (
     OPERATIONS,
@@ -130,6 +131,21 @@ def test_bits_crop_is_cut_from_the_resized_picture(size, short_side, share):
         rows, columns = shown(transform(ramps(100, 300)))
         assert abs(rows - share) < 0.03
         assert abs(columns - share) < 0.03
+
+
+@pytest.mark.parametrize(("size", "side"), [(384, 448), (128, 160)])
+def test_training_images_are_those_of_bits_released_code(size, side, scenes):
+    """Resized to a square, a random crop of that, mirrored or not, from -1 to 1."""
+    preprocessing = Preprocessing(size=(size, size))
+    transform = training_transform(preprocessing, Augment(crop="resize"))
+    for scene in scenes[:3]:
+        resized = bit_resized(scene, side)
+        found = {window(transform(scene), resized) for _ in range(8)}
+        assert None not in found
+        assert len(found) > 6
+        assert {mirrored for _, _, mirrored in found} == {False, True}
+        test = normalize(bit_resized(scene, size)[None], preprocessing)[0]
+        torch.testing.assert_close(preprocessing(scene), test)
 
 
 def test_padding_shifts_by_at_most_an_eighth_and_shows_black():

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.data.gallery import Gallery
-from tests.data.pictures import labeled, write_tar
+from tests.data.pictures import bit_resized, labeled, window, write_tar
 from vitrail.config import Augment
 from vitrail.data import decoded, store
 from vitrail.data.batch_augment import BatchAugment
@@ -95,6 +95,22 @@ def test_images_are_the_same_wherever_they_are_kept(folder, crop, mean):
     for place in ("memory", "device", "disk", "disk", "auto"):  # the second time from the file
         assert_equal(every_time, batches(source, place, augment))
     assert len(list((cache_folder() / "decoded").iterdir())) == 2
+
+
+@pytest.mark.parametrize("place", ["memory", "none"])
+@pytest.mark.parametrize(("size", "side"), [(384, 448), (128, 160)])
+def test_images_are_those_of_bits_released_code(folder, size, side, place):
+    source = train(folder)
+    augment = BatchAugment(Preprocessing(size=(size, size)), Augment(crop="resize"), seed=0)
+    resized = [bit_resized(source.image(number), side) for number in range(len(source.targets))]
+    found = [
+        [where for one in resized if (where := window(image, one))]
+        for batch in batches(source, place, augment)
+        for image in batch.images
+    ]
+    assert [len(places) for places in found] == [1] * 16  # each is a crop of one of the images
+    assert len({places[0][:2] for places in found}) > 12
+    assert {places[0][2] for places in found} == {False, True}
 
 
 def test_later_steps_and_the_parts_of_several_processes_are_those_of_one(folder):

@@ -1,6 +1,7 @@
 """ReaL, ObjectNet and ImageNet-V2, with a model whose guesses are written into the pictures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -290,6 +291,46 @@ def test_the_border_is_cut_off(objects):
     assert asked.correct[0] == (409, 530)
 
 
+def at(size: int, **more) -> Reader:
+    """A reader with a preprocessing of its own, which gives the pixels as they are."""
+    model = Reader()
+    model.preprocess = Preprocessing(size=(size, size), mean=(0.0,) * 3, std=(1 / 255,) * 3, **more)
+    return model
+
+
+@pytest.mark.parametrize("labels", ["objectnet", "objectnet-unmasked"])
+@pytest.mark.parametrize("own", [0, 400, 512])
+def test_objectnet_is_cropped_as_in_bit_whatever_the_models_own_crop(objects, labels, own):
+    model = at(480, short_side=own, interpolation="bicubic")
+    result = evaluate(model, objects, labels, split="test", model_name="m")
+    used = result["preprocessing"]
+    assert used == replace(model.preprocess, short_side=512).to_dict()
+    assert model.preprocess.short_side == own
+    assert "preprocessing      short side 512, center crop 480 × 480 pixels (as in BiT)" in lines(
+        result
+    )
+
+
+def test_bits_crop_shows_the_middle_of_the_image_without_its_border(objects):
+    path = objects / "images" / "alarm_clock" / "0.png"
+    pixels = np.random.default_rng(0).integers(0, 2, (68, 132, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+    seen: list[torch.Tensor] = []
+    model = at(60)
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    evaluate(model, objects, "objectnet", split="test", model_name="m")
+    # Without 2 pixels on each side, the short side is 64, and nothing is resized.
+    middle = torch.from_numpy(pixels[4:64, 36:96]).permute(2, 0, 1)
+    torch.testing.assert_close(seen[0][0], middle.double())
+
+
+def test_other_labels_keep_the_models_own_preprocessing(validation):
+    model = at(64, short_side=72)
+    result = evaluate(model, validation, "real", split="test", model_name="m")
+    assert result["preprocessing"] == model.preprocess.to_dict()
+    assert "preprocessing      short side 72, center crop 64 × 64 pixels" in lines(result)
+
+
 def test_masking_follows_a_model_that_knows_the_classes_in_another_order(objects):
     class Turned(Reader):
         labels = imagenet_classes()[::-1]
@@ -433,4 +474,5 @@ def test_the_command_asks_a_whole_classifier(objects):
     model.preprocess = Preprocessing(size=(64, 64))
     result = vitrail.evaluate(model, objects, labels="objectnet", device="cpu")
     assert (result["n"], result["labels"], result["split"]) == (6, "objectnet", "train")
+    assert result["preprocessing"]["short_side"] == 68
     assert result["top5"] == 1.0

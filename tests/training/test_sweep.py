@@ -17,13 +17,22 @@ from tests.data.pictures import write
 from vitrail import runs
 from vitrail.cli import main, show_sweeps
 from vitrail.config import Config, load_config, with_settings
+from vitrail.data.opening import open_run_data
 from vitrail.errors import DamagedError, FailureError, VitrailError
 from vitrail.evaluation.show import task_table
 from vitrail.reporting.sweeps import tables
 from vitrail.runs import Run
 from vitrail.training.multi_dataset import image_origin
 from vitrail.training.resolve import resolve_config
-from vitrail.training.sweep import Trial, best_val, chosen, sweep
+from vitrail.training.sweep import (
+    Sweep,
+    Trial,
+    _on_several_datasets,
+    best_val,
+    chosen,
+    compare,
+    sweep,
+)
 from vitrail.vtab import tasks as vtab
 from vitrail.vtab.files import DSPRITES
 
@@ -327,6 +336,225 @@ def test_a_grid_can_be_extended_in_the_same_folder(tmp_path, capsys):
         VitrailError, match=r"was started with .*train.steps=12, not .*train.steps=11"
     ):
         extended(optim_lr=[0.1], train_steps=11)
+
+
+# Several recipes.
+
+DIGITS = {name: value for name, value in TINY.items() if name not in ("optim.lr", "train.steps")}
+DIGITS |= {"model.variant": "Ti/4", "data.size": 8, "data.subset": 200, "train.batch": 64}
+
+
+def write_recipe(path: Path, **sections: str) -> Path:
+    path.write_text("\n".join(f"[{name}]\n{lines}" for name, lines in sections.items()))
+    return path
+
+
+def slow_recipe(folder: Path) -> Path:
+    """Learns nothing with any of its learning rates, and has splits of its own."""
+    return write_recipe(
+        folder / "slow.toml",
+        data='source = "digits"\nval = 0.3',
+        train="steps = 60",
+        sweep='"optim.lr" = [1e-9, 1e-8]',
+    )
+
+
+@pytest.fixture
+def slow(tmp_path) -> Path:
+    return slow_recipe(tmp_path)
+
+
+def compared(recipes: list[str | Path], out: Path, seeds: int = 2, **more: Any) -> dict[str, Any]:
+    settings = DIGITS | {name.replace("_", ".", 1): x for name, x in more.items()}
+    return compare(recipes, settings, seeds=seeds, out=out, device="cpu", best=True)
+
+
+def finals(folder: Path) -> list[str]:
+    """The runs on train and val."""
+    found = [run for run in runs.find_runs(folder, "**/run.json") if run.evaluation("test")]
+    return sorted(str(run.folder.relative_to(folder)) for run in found)
+
+
+RULE = "finetune/bit_hyperrule"
+
+
+def compared_with_rule(folder: Path) -> tuple[dict[str, Any], str]:
+    """A grid and BiT's HyperRule, which has none, and what was said."""
+    given = {"data_source": "digits", "optim_clip": 1.0, "train_batch": 8}
+    with redirect_stderr(io.StringIO()) as said:
+        result = compared([slow_recipe(folder), RULE], folder / "out", seeds=1, **given)
+    return result, said.getvalue()
+
+
+@pytest.fixture(scope="module")
+def for_best(tmp_path_factory) -> tuple[Path, dict[str, Any], str]:
+    folder = tmp_path_factory.mktemp("best")
+    return folder, *compared_with_rule(folder)
+
+
+def test_the_best_trial_of_all_recipes_is_retrained_and_no_other(for_best):
+    folder, result, said = for_best
+    lost, won = result["sweeps"]
+    assert (lost["name"], won["name"], result["best"]) == ("slow", RULE, RULE)
+    assert (len(lost["trials"]), lost["chosen"], won["chosen"]) == (2, None, {})
+    (trial,) = won["trials"]
+    assert trial["val_top1"] > max(one["val_top1"] for one in lost["trials"])
+    assert [one["chosen"] for one in (trial, *lost["trials"])] == [True, False, False]
+    assert finals(folder / "out") == ["finetune-bit_hyperrule/seed0"]
+    assert won["mean"] == won["seeds"][0]["top1"]
+    assert "seeds" not in lost
+    assert f"chosen   {RULE}  val" in said
+
+
+def test_trials_of_all_recipes_have_the_same_val_images(for_best):
+    _, result, said = for_best
+    runs_of = [Path(one["trials"][0]["run"]) for one in result["sweeps"]]
+    configs = [load_config(run / "config.toml") for run in runs_of]
+    assert [one.train.steps for one in configs] == [60, 500]  # what the rule sets is not shared
+    first, second = (open_run_data(one) for one in configs)
+    assert first.val.names == second.val.names
+    assert first.train.names == second.train.names
+    assert f"data     {RULE} with data.val=0.3, as slow" in said
+
+
+def test_all_trials_are_on_the_page_and_in_the_json(for_best, capsys):
+    folder, result, _ = for_best
+    assert json.loads((folder / "out" / "sweep.json").read_text()) == result
+    page = Path(result["report"]).read_text(encoding="utf-8")
+    for words in ("Trials of slow", "1e-08", f"Trials of {RULE}", "the recipe"):
+        assert words in page
+    show_sweeps(result)
+    shown = capsys.readouterr().out
+    highest = max(one["val_top1"] for one in result["sweeps"][0]["trials"])
+    assert f"slow  val {100 * highest:.2f}%, not retrained" in shown
+    assert f"{RULE}  test" in shown
+
+
+def test_the_same_comparison_finds_everything_done(for_best):
+    folder, result, _ = for_best
+    again, said = compared_with_rule(folder)
+    assert again == result
+    assert "trial  " not in said
+    assert "retrain  " not in said
+
+
+def test_an_interrupted_comparison_is_continued(slow, tmp_path, monkeypatch, capsys):
+    fast = write_recipe(
+        tmp_path / "fast.toml",
+        data='source = "digits"',
+        train="steps = 30",
+        sweep='"optim.lr" = [0.1]',
+    )
+    ended = Sweep.retrain
+    monkeypatch.setattr(Sweep, "retrain", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        compared([slow, fast], tmp_path / "out", seeds=1)
+    monkeypatch.setattr(Sweep, "retrain", ended)
+    capsys.readouterr()
+    result = compared([slow, fast], tmp_path / "out", seeds=1)
+    said = capsys.readouterr().err
+    assert (said.count("trial  "), said.count("retrain  ")) == (0, 1)
+    assert result["best"] == "fast"
+    (seed,) = result["sweeps"][1]["seeds"]
+    assert finals(tmp_path / "out") == [str(Path(seed["run"]).relative_to(tmp_path / "out"))]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ({"data": 'source = "cifar10"'}, r"data.source of other is not that of slow; set data.sou"),
+        ({"data": "val = 0.1"}, r"data.source of other is not that of slow; set data.source"),
+        (
+            {"data": 'source = "digits"', "train": 'class_weights = "balanced"'},
+            r"train.class_weights of other is not that of slow; set train.class_weights",
+        ),
+        ({"sweep": '"data.source" = ["digits"]'}, "not that of slow; set data.source"),
+        (
+            {"data": 'source = "digits"', "train": 'objective = "masked"'},
+            "a sweep chooses by val top-1",
+        ),
+    ],
+)
+def test_trials_that_cannot_be_compared_are_one_line(slow, tmp_path, second, message):
+    other = write_recipe(tmp_path / "other.toml", **second)
+    with pytest.raises(VitrailError, match=message):
+        compared([slow, other], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def several(tmp_path, place) -> list[Path]:
+    """The same model on digits, on colors, and on data that is not there."""
+    for label in range(3):
+        for part, count in {"train": 12, "test": 4}.items():
+            for number in range(count):
+                pixels = np.full((8, 8, 3), 80 * label + number, np.uint8)
+                path = tmp_path / "colors" / part / f"{label}" / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(path)
+    sources = {"digits": "digits", "colors": tmp_path / "colors", "pets": "pets"}
+    return [
+        write_recipe(
+            tmp_path / f"{name}.toml",
+            data=f'source = "{source}"\nval = 0.2\nsplit = "stratified"',
+            train="steps = 8",
+            sweep='"optim.lr" = [0.01, 0.1]',
+        )
+        for name, source in sources.items()
+    ]
+
+
+def test_one_model_on_several_datasets_gets_their_average(several, tmp_path, capsys):
+    result = compare(several, DIGITS | {"data.subset": 30}, seeds=2, out=tmp_path / "out")
+    assert [one["name"] for one in result["sweeps"]] == ["digits", "colors"]
+    found = result["average"]
+    digits, colors, absent = found["datasets"]
+    assert (digits["data"], colors["n"], absent["data"]) == ("digits", 12, "pets")
+    assert "cannot be downloaded" in absent["absent"]
+    assert "absent   pets: pets is not in" in capsys.readouterr().err
+    for row, one in zip((digits, colors), result["sweeps"], strict=True):
+        assert (row["seeds"], row["mean"], row["absent"]) == (one["seeds"], one["mean"], "")
+    by_seed = [
+        (digits["seeds"][seed]["top1"] + colors["seeds"][seed]["top1"]) / 2 for seed in range(2)
+    ]
+    assert [row["top1"] for row in found["seeds"]] == pytest.approx(by_seed)
+    assert found["mean"] == pytest.approx(np.mean(by_seed))
+    assert found["std"] == pytest.approx(np.std(by_seed, ddof=1))
+    assert (found["present"], found["absent"]) == (2, ["pets"])
+    assert json.loads((tmp_path / "out" / "sweep.json").read_text()) == result
+    page = Path(result["report"]).read_text(encoding="utf-8")
+    for words in ("Average over datasets", "2 of 3 datasets", "excluded from the average: pets"):
+        assert words in page
+    show_sweeps(result)
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["dataset", "seed", "0", "seed", "1", "mean", "n"] in shown
+    assert ["pets", "–", "–", "–", "absent"] in shown
+    (last,) = [words for words in shown if words and words[0] == "average"]
+    assert last[1:3] == [f"{100 * mean:.2f}" for mean in by_seed]
+    assert last[-4:] == ["2", "of", "3", "datasets"]
+
+
+@pytest.mark.parametrize(
+    ("recipes", "settings", "averaged"),
+    [
+        (["cifar10", "pets"], [], True),
+        (["cifar10", "pets"], ["model.init=L/16-in21k"], True),
+        (["cifar10", "pets"], ["data.source=digits"], False),
+        (["cifar10"], [], False),
+        (["cifar10", "imagenet_l16_512"], [], False),
+        (["cifar10", "imagenet_l16_512"], ["model.init=L/16-in21k"], True),
+        (["cifar10", "pets"], ['data.source=["digits","cifar10"]'], False),
+    ],
+)
+def test_an_average_is_of_one_model_on_different_data(recipes, settings, averaged):
+    resolved = [resolve_config(f"finetune/{one}", settings, lists=True) for one in recipes]
+    assert _on_several_datasets([one.config for one in resolved]) is averaged
+
+
+def test_no_dataset_at_all_is_one_line(several, tmp_path):
+    several[1].write_text(several[2].read_text().replace("pets", "cifar10"))
+    with pytest.raises(FailureError, match="none of 2 datasets can be opened; cifar10 is not in"):
+        compare(several[1:], DIGITS, out=tmp_path / "out")
 
 
 def test_a_damaged_file_is_no_absence(place, tmp_path):

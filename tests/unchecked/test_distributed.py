@@ -24,7 +24,7 @@ from vitrail.runs import Run
 from vitrail.training.cost import DAY, Meter, earlier_cost
 from vitrail.training.hooks import Hooks
 from vitrail.training.loop import Loop
-from vitrail.training.sweep import present, sweep
+from vitrail.training.sweep import compare, present, sweep
 from vitrail.training.train import train_config
 from vitrail.weights.load import load as load_weights
 from vitrail.weights.load import save
@@ -287,6 +287,23 @@ def test_a_sweep_of_two_processes_finds_what_one_finds_and_one_of_them_speaks(re
     assert_same(tmp_path / "alone" / "seed0", tmp_path / "pair" / "seed0")
     assert (tmp_path / "said1").read_text() == ""
     assert one.count("retrain  seed 0") == (tmp_path / "said0").read_text().count("retrain") == 1
+    assert (tmp_path / "pair" / "report.html").exists()
+
+
+def swept_for_best(recipe: Path, out: Path) -> None:
+    other = out.parent / "other.toml"
+    compare([recipe, other], seeds=1, out=out, device="cpu", best=True)
+
+
+def test_two_processes_retrain_the_best_trial_of_two_recipes(recipe, tmp_path):
+    grid = '\n[sweep]\n"optim.lr" = [1e38]\n'
+    (tmp_path / "other.toml").write_text(recipe.read_text() + grid)
+    together(2, swept_for_best, recipe, tmp_path / "pair")
+    result = json.loads((tmp_path / "pair" / "sweep.json").read_text())
+    won, lost = result["sweeps"]
+    assert (result["best"], won["chosen"], lost["chosen"]) == (won["name"], {}, None)
+    assert lost["trials"][0]["val_top1"] is None
+    assert Run(Path(won["seeds"][0]["run"])).evaluation("test")["top1"] == won["mean"]
     assert (tmp_path / "pair" / "report.html").exists()
 
 

@@ -39,8 +39,8 @@ def evaluate(
 
     `split` is train, val, test or all; by default test of the data that the model was trained on,
     all of a folder that it never saw. `labels` (imagenet, real, objectnet, objectnet-unmasked)
-    scores an ImageNet-1k model with other labels. The result of a run is also written to its
-    folder.
+    scores an ImageNet-1k model with other labels, ObjectNet's with BiT's crop. The result of a run
+    is also written to its folder.
     """
     with setup_devices(device, "auto") as devices:
         loaded = model if isinstance(model, Classifier) else load(model)

@@ -46,7 +46,18 @@ def headline(result: dict[str, Any]) -> list[str]:
     ]
     part = f"{result['labels']} labels" if result.get("labels") else result["split"]
     found[0] += f"  n = {result['n']:,}, {result['data']} ({part})"
-    return [*found, f"{'calibration error':<17}  {percent(result['ece']):>8}"]
+    found.append(f"{'calibration error':<17}  {percent(result['ece']):>8}")
+    if preprocessing := result.get("preprocessing"):
+        note = " (as in BiT)" if result["labels"].startswith("objectnet") else ""
+        found.append(f"{'preprocessing':<17}  {_resizing(preprocessing)}{note}")
+    return found
+
+
+def _resizing(preprocessing: Mapping[str, Any]) -> str:
+    """`short side 256, center crop 224 × 224 pixels`."""
+    rows, columns = preprocessing["size"]
+    short = preprocessing["short_side"]
+    return f"{f'short side {short}, center crop ' if short else ''}{rows} × {columns} pixels"
 
 
 def classes(result: dict[str, Any]) -> tuple[Sequence[str], list[Sequence[str]]]:
@@ -163,3 +174,34 @@ def _task_row(task: Mapping[str, Any]) -> tuple[str, ...]:
     if task["absent"]:
         return title, group, NONE, "", "absent"
     return title, group, mean_std(task["mean"], task["std"]), f"{task['n']:,}", task["images"]
+
+
+def average_table(result: Mapping[str, Any]) -> Table:
+    """As the last row of the paper's Table 7: every dataset and their average, by seed."""
+    names = [f"seed {row['seed']}" for row in result["seeds"]]
+    note = (
+        f"Top-1 on test in percent; ± is the standard deviation over {plural(len(names), 'seed')}."
+    )
+    if result["absent"]:
+        note += f" Absent, excluded from the average: {', '.join(result['absent'])}."
+    count = f"{result['present']} of {plural(len(result['datasets']), 'dataset')}"
+    return Table(
+        title="Average over datasets",
+        columns=("dataset", *names, "mean", "n", ""),
+        rows=[
+            *(
+                (row["data"], *(NONE for _ in names), NONE, "", "absent")
+                if row["absent"]
+                else _average_row(row["data"], row, "")
+                for row in result["datasets"]
+            ),
+            _average_row("average", result, count),
+        ],
+        note=note,
+        strong=frozenset({len(result["datasets"])}),
+    )
+
+
+def _average_row(name: str, row: Mapping[str, Any], count: str) -> tuple[str, ...]:
+    seeds = (mean_std(seed["top1"]) for seed in row["seeds"])
+    return (name, *seeds, mean_std(row["mean"], row["std"]), f"{row['n']:,}", count)

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from vitrail.data.catalog import data_folder
 from vitrail.data.dataset import Splits, imagenet_classes
 from vitrail.data.opening import open_stored
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError, did_you_mean
 from vitrail.evaluation.evaluate import evaluate_dataset
 from vitrail.evaluation.metrics import Predictions
 from vitrail.evaluation.predictor import Predictor, Transform
 from vitrail.imagenet.classes import CLASSES, ImageNetSubset, labeled_by_folder
-from vitrail.imagenet.objectnet import objectnet
+from vitrail.imagenet.objectnet import bit_crop, objectnet
 from vitrail.imagenet.real import real
 
 VARIANTS = ("imagenet", "real", "objectnet", "objectnet-unmasked")
@@ -63,10 +64,17 @@ def evaluate(
     **options: Any,
 ) -> dict[str, Any]:
     """As `evaluate_dataset`, with a prediction counted as correct if it is any of the correct
-    classes, and without a loss, which several correct classes do not define."""
+    classes, and without a loss, which several correct classes do not define.
+
+    ObjectNet's images are cropped as in BiT and the paper, whatever the model's own crop.
+    """
     source, total, split = open_variant(labels, data, split)
+    predictor = ImageNetPredictor(model, source.allowed, precision, transform)
+    used = predictor.transform
+    if labels.startswith("objectnet") and isinstance(used, Preprocessing):
+        used = predictor.transform = bit_crop(used)
     result = evaluate_dataset(
-        ImageNetPredictor(model, source.allowed, precision, transform),
+        predictor,
         source,
         data=str(data),
         split=split,
@@ -74,7 +82,11 @@ def evaluate(
         **options,
     )
     del result["loss"]
-    return result | {"labels": labels, "left_out": total - len(source.correct)}
+    return result | {
+        "labels": labels,
+        "left_out": total - len(source.correct),
+        "preprocessing": used.to_dict() if isinstance(used, Preprocessing) else None,
+    }
 
 
 def open_variant(labels: str, data: str | Path, split: str) -> tuple[ImageNetSubset, int, str]:

@@ -7,12 +7,14 @@ predicted; unmasked, all 1,000.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitrail.data.dataset import Source
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.imagenet.classes import ImageNetSubset
 
@@ -22,6 +24,8 @@ NAMES = "imagenet_to_label_2012_v2"
 ORDER = "pytorch_to_imagenet_2012_id.json"
 _BORDER = 2
 """Pixels that ObjectNet's own code cuts off on each side."""
+_CROP = 480 / 512
+"""BiT (arXiv 1912.11370, appendix B) resizes the short side to 512 pixels and crops 480."""
 
 
 def objectnet(source: Source, folders: Sequence[Path]) -> ImageNetSubset:
@@ -37,6 +41,11 @@ def objectnet(source: Source, folders: Sequence[Path]) -> ImageNetSubset:
     right = [known[target] for target in source.targets[kept].tolist()]
     competing = {number for classes in shared.values() for number in classes}
     return ImageNetSubset(source, kept, right, border=_BORDER, allowed=tuple(sorted(competing)))
+
+
+def bit_crop(preprocessing: Preprocessing) -> Preprocessing:
+    """BiT's resize and center crop for ObjectNet, at the model's own size."""
+    return replace(preprocessing, short_side=round(min(preprocessing.size) / _CROP))
 
 
 def _mappings_in(folders: Sequence[Path]) -> Path:

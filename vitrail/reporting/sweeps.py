@@ -17,14 +17,14 @@ def tables(result: Mapping[str, Any], name: str = "") -> list[Table]:
 def _trials(result: Mapping[str, Any], title: str) -> Table:
     """Every point of the grid with its score on val; the chosen one is marked."""
     rows = result["trials"]
-    names = list(result["chosen"])
+    names = list(rows[0]["settings"])
     many = "tasks" in result
     return Table(
         title=title,
-        columns=(*names, "val top-1", "val loss", ""),
+        columns=(*(names or ["settings"]), "val top-1", "val loss", ""),
         rows=[
             (
-                *(str(trial["settings"][name]) for name in names),
+                *([str(trial["settings"][name]) for name in names] or ["the recipe's"]),
                 mean_std(trial["val_top1"]),
                 NONE if trial["val_loss"] is None else f"{trial['val_loss']:.4f}",
                 "chosen" if trial["chosen"] else "diverged" if trial["val_top1"] is None else "",

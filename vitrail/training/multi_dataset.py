@@ -21,22 +21,45 @@ def summarize_tasks(
         from vitrail.vtab.tasks import GROUPS
 
         groups = GROUPS
-    there = [task for task in tasks if not task["absent"]]
-    by_seed = list(zip(*(task["seeds"] for task in there), strict=True))
-    seeds = [
-        {"seed": i, "top1": statistics.fmean(row["top1"] for row in rows)}
-        for i, rows in enumerate(by_seed)
-    ]
-    means = [row["top1"] for row in seeds]
     return {
         "tasks": tasks,
         "groups": [_group_row(group, tasks) for group in groups if _of_group(group, tasks)],
+        **_means(tasks),
+    }
+
+
+def average(results: Mapping[str, Mapping[str, Any]], absent: Mapping[str, str]) -> dict[str, Any]:
+    """The average over datasets, as in the paper's Table 7 and Figure 5, from the result on each.
+
+    The mean over datasets of each seed, then mean and standard deviation over seeds.
+    """
+    datasets = [
+        {
+            "data": source,
+            "absent": absent.get(source, ""),
+            **{key: result.get(key) for key in ("seeds", "mean", "std", "n")},
+        }
+        for source, result in results.items()
+    ]
+    return {"datasets": datasets, **_means(datasets)}
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over the datasets that are there: of each seed, then over seeds."""
+    there = [row for row in rows if not row["absent"]]
+    by_seed = list(zip(*(row["seeds"] for row in there), strict=True))
+    seeds = [
+        {"seed": i, "top1": statistics.fmean(row["top1"] for row in of_seed)}
+        for i, of_seed in enumerate(by_seed)
+    ]
+    means = [row["top1"] for row in seeds]
+    return {
         "seeds": seeds,
         "mean": statistics.fmean(means),
         "std": statistics.stdev(means) if len(means) > 1 else None,
-        "n": sum(task["n"] for task in there),
+        "n": sum(row["n"] for row in there),
         "present": len(there),
-        "absent": [task["data"] for task in tasks if task["absent"]],
+        "absent": [row["data"] for row in rows if row["absent"]],
     }
 
 

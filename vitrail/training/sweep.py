@@ -8,9 +8,9 @@ setting is chosen for all of them, by their mean score.
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from vitrail import runs
 from vitrail.config import (
     DATASET_SETTINGS,
     Config,
+    build_config,
     grid_points,
     load_config,
     to_flat,
@@ -29,16 +30,21 @@ from vitrail.console import import_optional, is_main, say
 from vitrail.data.opening import open_run_data
 from vitrail.devices import Devices, setup_devices
 from vitrail.errors import DamagedError, FailureError, VitrailError
+from vitrail.evaluation.show import average_table
 from vitrail.files import write_text
 from vitrail.runs import Run
 from vitrail.training.build import apply_hyperrule
 from vitrail.training.hooks import score
 from vitrail.training.loop import DivergedError
-from vitrail.training.multi_dataset import seed_summary, summarize_tasks
-from vitrail.training.resolve import Settings, comparison_folder, resolve_config
+from vitrail.training.multi_dataset import average, seed_summary, summarize_tasks
+from vitrail.training.resolve import Resolved, Settings, comparison_folder, resolve_config
 from vitrail.training.train import inspect_run, train_config
 
 _SOURCE = "data.source"
+_COMPARED = (_SOURCE, f"sweep.{_SOURCE}", "train.class_weights")
+"""What recipes must have in common where the best of their trials is chosen."""
+_SPLIT = ("data.val", "data.test", "data.split", "data.subset", "data.only")
+"""What decides which images are held out."""
 
 
 def sweep(
@@ -54,8 +60,32 @@ def sweep(
     if resolved.folder is not None and out is None:
         raise VitrailError(f"{what} is a run folder; name a folder for the sweep with --out")
     folder, numbered = resolved.sweep_folder(out)
-    options: dict[str, Any] = {"seeds": seeds, "device": device, "facts": resolved.facts()}
-    result = _run_sweep(resolved.config, folder, numbered=numbered, **options)
+    return _sweep(resolved, folder, numbered=numbered, seeds=seeds, device=device)
+
+
+def _sweep(
+    resolved: Resolved, out: Path, *, seeds: int, device: str, numbered: bool = False
+) -> dict[str, Any]:
+    """The whole protocol, in folders below `out`; finished runs are not repeated.
+
+    `numbered` takes OUT-2, OUT-3, … where `out` is taken.
+    """
+    _check(resolved.config, seeds)
+    if not resolved.config.sweep:
+        raise VitrailError(
+            "nothing to try: pass a list, such as optim.lr=[0.003,0.01,0.03], or use a recipe with "
+            "[sweep]"
+        )
+    with _open_sweep(resolved, out, device, numbered=numbered) as protocol:
+        trials = protocol.try_grid()
+        result = protocol.finish(trials, chosen(trials), seeds)
+    return _with_report(resolved, result, device)
+
+
+def _with_report(resolved: Resolved, result: dict[str, Any], device: str) -> dict[str, Any]:
+    """A result with its page, if anything was tested."""
+    if not _final_runs(result):
+        return {"name": resolved.title, **result}
     folder = Path(result["out"])
     if is_main():
         _write_pages(result, folder, device)
@@ -73,20 +103,22 @@ def _write_pages(result: Mapping[str, Any], folder: Path, device: str) -> None:
     _write_comparison([result], folder / "report.html")
 
 
-def _write_comparison(results: Sequence[Mapping[str, Any]], target: Path) -> None:
-    """One page with the tested runs of some sweeps."""
+def _write_comparison(
+    results: Sequence[Mapping[str, Any]], target: Path, mean: Mapping[str, Any] | None = None
+) -> None:
+    """One page with the tested runs of some sweeps, below their average if there is one."""
     comparison = import_optional("reporting.comparison", "the comparison is")
     sweeps = import_optional("reporting.sweeps", "the comparison is") if comparison else None
     if comparison and sweeps:
         tables = [table for one in results for table in sweeps.tables(one, one.get("name", ""))]
         finals = [run for one in results for run in _final_runs(one)]
-        comparison.compare(finals, target, tables)
+        comparison.compare(finals, target, [average_table(mean), *tables] if mean else tables)
 
 
 def _final_runs(result: Mapping[str, Any]) -> list[Path]:
     """The runs that were evaluated on test: every seed, on every dataset."""
     rows = result.get("tasks", [result])
-    return [Path(seed["run"]) for row in rows for seed in row["seeds"]]
+    return [Path(seed["run"]) for row in rows for seed in row.get("seeds", ())]
 
 
 def compare(
@@ -96,24 +128,96 @@ def compare(
     seeds: int = 3,
     out: str | Path | None = None,
     device: str = "auto",
+    best: bool = False,
 ) -> dict[str, Any]:
     """The same sweep for several recipes, and one page with all of them side by side.
 
-    Without `out`, runs/comparison, or the next number; the same comparison is continued.
+    With `best`, all their trials are compared on val, and only the best of them is retrained and
+    tested. One model on different data also gets the average over these. Without `out`,
+    runs/comparison, or the next number; the same comparison is continued.
     """
-    names = {
-        str(recipe): runs.run_name(str(recipe).removesuffix(".toml"), ()) for recipe in recipes
-    }
-    resolved = {names[recipe]: resolve_config(recipe, settings, lists=True) for recipe in names}
-    folder = Path(out) if out else comparison_folder(resolved)
-    results = [
-        sweep(recipe, settings, seeds=seeds, out=folder / names[str(recipe)], device=device)
+    resolved = {
+        runs.run_name(str(recipe).removesuffix(".toml"), ()): resolve_config(
+            recipe, settings, lists=True
+        )
         for recipe in recipes
-    ]
-    target = folder / "report.html"
+    }
+    if best:
+        resolved = _on_the_same_images(resolved)
+    folder = Path(out) if out else comparison_folder(resolved)
+    # One process group for all sweeps, as for all runs of one.
+    with setup_devices(device) as devices:
+        folder = devices.broadcast(folder)
+        result = (_best if best else _each)(resolved, folder, seeds, devices, device)
+    result["report"] = str(folder / "report.html")
     if is_main():
-        _write_comparison(results, target)
-    return {"sweeps": results, "report": str(target)}
+        _write_comparison(result["sweeps"], folder / "report.html", result.get("average"))
+        write_text(folder / "sweep.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _each(
+    resolved: Mapping[str, Resolved], folder: Path, seeds: int, devices: Devices, device: str
+) -> dict[str, Any]:
+    """Every recipe with its own choice; one model on several datasets also gets their average."""
+    averaged = _on_several_datasets([one.config for one in resolved.values()])
+    data = {name: one.config.data.source for name, one in resolved.items()}
+    configs = {data[name]: one.config for name, one in resolved.items()}
+    absent = find_absent(configs, devices) if averaged else {}
+    sweeps = {
+        name: _sweep(one, folder / name, seeds=seeds, device=device)
+        for name, one in resolved.items()
+        if data[name] not in absent
+    }
+    result: dict[str, Any] = {"sweeps": list(sweeps.values())}
+    if averaged:
+        result["average"] = average({data[name]: sweeps.get(name, {}) for name in data}, absent)
+    return result
+
+
+def _on_several_datasets(configs: Sequence[Config]) -> bool:
+    """Whether these train the same model, each on a dataset of its own."""
+    sources = {config.data.source for config in configs}
+    models = {(config.model.init, config.model.variant) for config in configs}
+    lists = any(_SOURCE in config.sweep for config in configs)
+    return len(sources) == len(configs) > 1 and len(models) == 1 and not lists
+
+
+def _best(
+    resolved: Mapping[str, Resolved], folder: Path, seeds: int, devices: Devices, device: str
+) -> dict[str, Any]:
+    """The trials of all recipes as one grid; recipes need not have several settings to try."""
+    for one in resolved.values():
+        _check(one.config, seeds)
+    with ExitStack() as stack:
+        sweeps = {
+            name: stack.enter_context(_open_sweep(one, folder / name, device, recipe=one.title))
+            for name, one in resolved.items()
+        }
+        trials = {name: one.try_grid() for name, one in sweeps.items()}
+        best = chosen([trial for of_one in trials.values() for trial in of_one])
+        results = {name: one.finish(trials[name], best, seeds) for name, one in sweeps.items()}
+    named = [_with_report(resolved[name], result, device) for name, result in results.items()]
+    return {"sweeps": named, "best": best.recipe}
+
+
+def _on_the_same_images(resolved: Mapping[str, Resolved]) -> dict[str, Resolved]:
+    """The recipes with the splits of the first one, so that all trials have the same val images."""
+    first = next(iter(resolved.values()))
+    wanted, found = to_flat(first.config), {}
+    for name, one in resolved.items():
+        values = to_flat(one.config)
+        for key in _COMPARED:
+            if values.get(key) != wanted.get(key):
+                raise VitrailError(
+                    f"--best compares recipes on the same data and by the same measure: {key} of "
+                    f"{one.title} is not that of {first.title}; set {key.removeprefix('sweep.')}"
+                )
+        changes = {key: wanted[key] for key in _SPLIT if values[key] != wanted[key]}
+        for key, value in changes.items():
+            say(f"data     {one.title} with {key}={toml_value(value)}, as {first.title}")
+        found[name] = replace(one, config=build_config(values | changes))
+    return found
 
 
 @dataclass(frozen=True)
@@ -125,6 +229,8 @@ class Trial:
     """By dataset."""
     balanced: bool = False
     """Whether trials are compared by balanced accuracy."""
+    recipe: str = ""
+    """Its title, where trials of several are compared."""
 
     @cached_property
     def vals(self) -> dict[str, dict[str, Any]]:
@@ -144,7 +250,12 @@ class Trial:
         return statistics.fmean(accuracies), statistics.fmean(losses)
 
     def title(self) -> str:
-        return ", ".join(f"{name}={toml_value(value)}" for name, value in self.settings.items())
+        return _title(self.recipe, self.settings)
+
+
+def _title(recipe: str, point: Mapping[str, Any]) -> str:
+    settings = (f"{name}={toml_value(value)}" for name, value in point.items())
+    return ", ".join(filter(None, (recipe, *settings)))
 
 
 def best_val(run: Run) -> dict[str, Any]:
@@ -169,14 +280,45 @@ class Sweep:
     device: str
     facts: Mapping[str, Any]
     devices: Devices
+    sources: Sequence[str]
+    absent: Mapping[str, str]
+    """Datasets that cannot be opened, and why."""
+    recipe: str = ""
+    """Its title, where trials of several are compared."""
 
-    def try_point(self, point: Mapping[str, Any], sources: Sequence[str]) -> Trial:
+    def try_grid(self) -> list[Trial]:
+        """Trains with every point of the grid."""
+        return [self.try_point(point) for point in points(self.config)]
+
+    def try_point(self, point: Mapping[str, Any]) -> Trial:
         """Trains with one point of the grid on each dataset, without touching test."""
         name = Path("trials") / _folder_name("trial", point)
-        title = "trial    " + ", ".join(f"{k}={toml_value(v)}" for k, v in point.items())
-        trial = {source: self.train(source, name, point, title) for source in sources}
+        title = f"trial    {_title(self.recipe, point)}"
+        trial = {source: self.train(source, name, point, title) for source in self.sources}
         train = with_settings(self.config, point).train
-        return Trial(point, trial, train.class_weights == "balanced")
+        return Trial(point, trial, train.class_weights == "balanced", self.recipe)
+
+    def finish(self, trials: Sequence[Trial], best: Trial, seeds: int) -> dict[str, Any]:
+        """The result, also as sweep.json; the best trial is retrained and tested if it is one of
+        these."""
+        many, won = _SOURCE in self.config.sweep, best in trials
+        result = {
+            "trials": [_trial_row(trial, best, many) for trial in trials],
+            "chosen": dict(best.settings) if won else None,
+            "out": str(self.out),
+        }
+        if won:
+            finals = {
+                source: [self.retrain(best, source, seed) for seed in range(seeds)]
+                for source in self.sources
+            }
+            if many:
+                result |= summarize_tasks(self.config.sweep[_SOURCE], finals, self.absent)
+            else:
+                result |= seed_summary(finals[self.sources[0]])
+        if self.devices.main:
+            write_text(self.out / "sweep.json", json.dumps(result, indent=2) + "\n")
+        return result
 
     def retrain(self, best: Trial, source: str, seed: int) -> Run:
         """Trains with the chosen settings on all of train and evaluates on test once."""
@@ -263,65 +405,36 @@ def _folder_name(name: str, point: Mapping[str, Any]) -> str:
     return runs.run_name(name, settings)
 
 
-def _run_sweep(
-    config: Config,
-    out: Path,
-    *,
-    numbered: bool = False,
-    seeds: int = 3,
-    device: str = "auto",
-    facts: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The whole protocol, in folders below `out`; finished runs are not repeated.
-
-    `numbered` takes OUT-2, OUT-3, … where `out` is taken.
-    """
-    grid = points(config)
+def _check(config: Config, seeds: int) -> None:
     if not config.train.uses_labels:
         raise VitrailError(
             f"a sweep chooses by val top-1; train.objective={config.train.objective} has none"
         )
     if seeds < 1:
         raise VitrailError(f"--seeds {seeds}: expected at least one")
+
+
+@contextmanager
+def _open_sweep(
+    resolved: Resolved, out: Path, device: str, *, numbered: bool = False, recipe: str = ""
+) -> Iterator[Sweep]:
+    """Opens the data, and locks the folder."""
+    config, facts = resolved.config, resolved.facts()
     system = config.system
     # One process group for all runs: processes that left it could not find each other again.
     with (
         setup_devices(device, system.precision, system.deterministic) as devices,
         ExitStack() as stack,
     ):
-        sources, absent = present(config, devices, facts.get("changed", ()))
+        sources, absent = present(config, devices, resolved.changed)
         if devices.main:
             out = stack.enter_context(runs.open_folder(out, numbered))
         out = devices.broadcast(out)
-        protocol = Sweep(config, out, device, facts, devices)
-        trials = [protocol.try_point(point, sources) for point in grid]
-        best = chosen(trials)
-        finals = {
-            source: [protocol.retrain(best, source, seed) for seed in range(seeds)]
-            for source in sources
-        }
-        many = _SOURCE in config.sweep
-        result = {
-            "trials": [_trial_row(trial, best, many) for trial in trials],
-            "chosen": dict(best.settings),
-            "out": str(out),
-        }
-        if many:
-            result |= summarize_tasks(config.sweep[_SOURCE], finals, absent)
-        else:
-            result |= seed_summary(finals[sources[0]])
-        if devices.main:
-            write_text(out / "sweep.json", json.dumps(result, indent=2) + "\n")
-    return result
+        yield Sweep(config, out, device, facts, devices, sources, absent, recipe)
 
 
 def points(config: Config) -> list[dict[str, Any]]:
     """Every combination of the grid's values; datasets are not part of the grid."""
-    if not config.sweep:
-        raise VitrailError(
-            "nothing to try: pass a list, such as optim.lr=[0.003,0.01,0.03], or use a recipe with "
-            "[sweep]"
-        )
     return grid_points({name: values for name, values in config.sweep.items() if name != _SOURCE})
 
 
@@ -332,24 +445,33 @@ def present(
     if _SOURCE not in config.sweep:
         _check_splits(config, changed)
         return [config.data.source], {}
+    sources = config.sweep[_SOURCE]
+    configs = {source: with_settings(config, {_SOURCE: source}) for source in sources}
+    absent = find_absent(configs, devices, changed)
+    return [source for source in sources if source not in absent], absent
+
+
+def find_absent(
+    configs: Mapping[str, Config], devices: Devices, changed: Sequence[str] = ()
+) -> dict[str, str]:
+    """The datasets that some process cannot open, and why."""
     found: dict[str, str] = {}
-    for source in config.sweep[_SOURCE]:
+    for source, config in configs.items():
         try:
-            _check_splits(with_settings(config, {_SOURCE: source}), changed)
+            _check_splits(config, changed)
         except DamagedError:
             raise  # a task must not drop out of the means because its file is damaged
         except FailureError as error:
             found[source] = str(error)
     found = devices.union(found)  # processes with different lists of runs would wait forever
-    absent = {source: found[source] for source in config.sweep[_SOURCE] if source in found}
+    absent = {source: found[source] for source in configs if source in found}
     for source, reason in absent.items():
         say(f"absent   {source}: {reason}")
-    there = [source for source in config.sweep[_SOURCE] if source not in absent]
-    if not there:
+    if len(absent) == len(configs):
         raise FailureError(
             f"none of {len(absent)} datasets can be opened; {next(iter(absent.values()))}"
         )
-    return there, absent
+    return absent
 
 
 def _check_splits(config: Config, changed: Sequence[str]) -> None:
