@@ -72,7 +72,10 @@ def test_answers_are_the_originals_at_every_batch_size(model, tmp_path, kind, pr
     assert (tmp_path / "m.json").exists() == (preprocessing == "beside")
 
 
-@pytest.mark.parametrize("kind", ["vit-gap", "hybrid", "resnet", "vit-relative"])
+@pytest.mark.parametrize(
+    "kind",
+    ["vit-gap", "hybrid", "resnet", "vit-relative", "hybrid-small-root", "resnet-small-root"],
+)
 def test_every_family_goes_into_onnx(kind, tmp_path):
     found = ready(small(kind, size=64))
     assert vitrail.export(found, tmp_path / "m.onnx", preprocessing="beside").holds
