@@ -146,6 +146,75 @@ def test_costs_are_those_of_one_run_and_blank_where_unknown(tmp_path):
     assert "device-days" not in only_old.text
 
 
+def costing(exaflops: float, pretraining: float | None = None) -> dict:
+    before = {"exaflops": pretraining, "device_days": 1.0}
+    known = {"exaflops": exaflops, "device_days": 1.0, "energy_joules": None}
+    return known | {"pretraining": None if pretraining is None else before}
+
+
+def drawing(page: Page) -> str:
+    """The chart of accuracy against compute."""
+    return page.html.split('aria-label="Top-1 against compute')[1].split("</svg>")[0]
+
+
+def test_accuracy_is_drawn_against_compute_and_the_front_is_named(tmp_path):
+    for seed, skill in enumerate((0.95, 0.97)):
+        made = replace(VIT, seed=seed, skill=skill)
+        fake_run(tmp_path / f"vit+seed={seed}", made=made, cost=costing(40.0))
+    fake_run(tmp_path / "resnet", made=RESNET, cost=costing(2.0))
+    worse = Recipe(skill=0.5, variant="R50x2")
+    fake_run(tmp_path / "$worse$", made=worse, cost=costing(3.0))
+    page = compared(sorted(tmp_path.iterdir()), tmp_path / "all.html")
+    chart = drawing(page)
+    assert chart.startswith(" by exaFLOPs of training")
+    for color, one in enumerate("ABC"):
+        assert re.search(rf"fill: var\(--run{color}\)[^>]*>{one}</text>", chart)
+    assert "worse" not in chart
+    assert ">2</text>" in chart
+    assert ">20</text>" in chart  # a logarithmic axis
+    listed = page.html.split("as little compute as these:")[1].split("</ul>")[0]
+    assert re.findall(r">([A-C])</span>", listed) == ["B", "C"]
+    assert "$worse$" not in listed
+
+
+def test_compute_is_that_of_pre_training_where_it_is_known(tmp_path):
+    fake_run(tmp_path / "a", made=VIT, cost=costing(0.1, 200.0))
+    fake_run(tmp_path / "b", made=RESNET, cost=costing(0.2, 300.0))
+    page = compared([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html")
+    assert drawing(page).startswith(" by exaFLOPs of pre-training")
+    assert page.row("a", column=1, after=1)[2:4] == ["100 petaFLOPs", "200 exaFLOPs"]
+    scratch = fake_run(tmp_path / "c", made=Recipe(lr=0.1), cost=costing(100.0), model={"init": ""})
+    page = compared([tmp_path / "a", scratch], tmp_path / "mixed.html")
+    assert drawing(page).startswith(" by exaFLOPs of pre-training or training")
+    published = fake_run(tmp_path / "d", made=Recipe(lr=0.2), cost=costing(0.3))
+    page = compared([tmp_path / "a", tmp_path / "b", published], tmp_path / "some.html")
+    assert "The compute of pre-training is not known for C" in page.section("cost")
+    assert not re.search(r">C</text>", drawing(page))
+    page = compared([tmp_path / "a", published], tmp_path / "one.html")
+    assert "Top-1 against compute" not in page.html
+
+
+def test_without_results_or_costs_there_is_nothing_to_draw(tmp_path):
+    folders = pair(tmp_path)
+    shutil.rmtree(folders[0] / "evaluation")
+    assert "Top-1 against compute" not in compared(folders, tmp_path / "a.html").html
+    old = fake_run(tmp_path / "old", made=Recipe(lr=0.2), cost=None)
+    assert "Top-1 against compute" not in compared([folders[1], old], tmp_path / "b.html").html
+
+
+def test_few_shot_accuracy_has_a_chart_only_if_a_run_measured_it(tmp_path):
+    folders = pair(tmp_path)
+    assert "Few-shot accuracy" not in compared(folders, tmp_path / "without.html").html
+    path = folders[0] / "metrics.jsonl"
+    rows = map(json.loads, path.read_text("utf-8").splitlines())
+    rows = [row | ({"fewshot": 0.5} if row["event"] == "val" else {}) for row in rows]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    page = compared(folders, tmp_path / "with.html")
+    drawn = page.html.split('aria-label="Few-shot accuracy by step"')[1].split("</svg>")[0]
+    assert "var(--run0)" in drawn
+    assert "var(--run1)" not in drawn
+
+
 def test_a_seed_that_is_not_measured_yet_is_not_counted(tmp_path):
     folders = [fake_run(tmp_path / f"{seed}", made=replace(VIT, seed=seed)) for seed in range(3)]
     shutil.rmtree(folders[2] / "evaluation")

@@ -2,23 +2,34 @@
 
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from vitrail import create, save
+from vitrail import create, load, save
 from vitrail.config import load_config
 from vitrail.devices import Devices, energy, peak_memory, peak_rss, read_energy, reset_peak
+from vitrail.runs import Run
 from vitrail.training import train as training
-from vitrail.training.cost import DAY, Meter, earlier_cost, exaflops, plan_compilation
+from vitrail.training.cost import (
+    DAY,
+    Meter,
+    cost_of_weights,
+    earlier_cost,
+    exaflops,
+    plan_compilation,
+)
 from vitrail.training.objectives import build_objective
 from vitrail.training.train import train
-from vitrail.weights.published import COSTS
+from vitrail.weights import published
+from vitrail.weights.native import COSTS
 
 GMACS = {
-    name: cost["gmacs"] for name, cost in json.loads(COSTS.read_text(encoding="utf-8")).items()
+    name: cost["gmacs"]
+    for name, cost in json.loads(published.COSTS.read_text(encoding="utf-8")).items()
 }
 CPU = Devices(torch.device("cpu"), torch.float32)
 JFT = 303_000_000
@@ -111,8 +122,9 @@ def test_every_run_says_what_it_cost_and_a_resumed_one_all_of_it(tmp_path):
     cost = run.info()["cost"]
     assert set(cost) == {
         *("gmacs", "images_seen", "features_computed", "exaflops", "device_days"),
-        *("energy_joules", "peak_memory_bytes", "sessions"),
+        *("energy_joules", "peak_memory_bytes", "sessions", "pretraining"),
     }
+    assert cost["pretraining"] is None
     assert cost["images_seen"] == 4 * 8
     assert cost["gmacs"] == run.info()["model"]["gmacs"]
     assert cost["exaflops"] == pytest.approx(exaflops(cost["gmacs"], 32))
@@ -128,6 +140,70 @@ def test_every_run_says_what_it_cost_and_a_resumed_one_all_of_it(tmp_path):
     assert again["images_seen"] == 32
     assert again["sessions"] == 2
     assert again["device_days"] > cost["device_days"]
+
+
+def total(run: Run) -> dict[str, float]:
+    """What a run and all that it began with cost."""
+    cost = run.info()["cost"]
+    before = cost["pretraining"] or dict.fromkeys(COSTS, 0.0)
+    return {name: cost[name] + before[name] for name in COSTS}
+
+
+def test_the_cost_of_initial_weights_goes_with_them(tmp_path):
+    def trained(name: str, *settings: str) -> Run:
+        options = ["train.steps=4", *SHORT, "train.keep_all=true", *settings]
+        return train("digits/vit", options, out=tmp_path / name, device="cpu")
+
+    first = trained("first", "train.evaluations=2")
+    second = trained("second", f"model.init={first.folder}")
+    assert second.info()["cost"]["pretraining"] == total(first)
+    third = trained("third", f"model.init={second.weights}")
+    assert third.info()["cost"]["pretraining"] == total(second)
+    assert total(third)["exaflops"] == pytest.approx(3 * first.info()["cost"]["exaflops"])
+    page = (third.folder / "report.html").read_text("utf-8")
+    assert "<dt>pre-training</dt>" in page
+    assert "<dt>pre-training</dt>" not in (first.folder / "report.html").read_text("utf-8")
+
+    # Half of a run, and weights away from their run.
+    half = trained("half", f"model.init={first.weights_at(2)}")
+    assert half.info()["cost"]["pretraining"]["exaflops"] == pytest.approx(
+        first.info()["cost"]["exaflops"] / 2
+    )
+    second.weights.rename(tmp_path / "moved.safetensors")
+    moved = trained("moved", f"model.init={tmp_path / 'moved.safetensors'}")
+    known = moved.info()["cost"]["pretraining"]
+    assert known["exaflops"] == total(second)["exaflops"]
+    assert known["device_days"] == pytest.approx(total(second)["device_days"], rel=0.5)
+
+    # A resumed run does not look again.
+    first.update(cost=first.info()["cost"] | {"exaflops": 5.0})
+    half.update(status="stopped")
+    again = train(half.folder, resume=True, device="cpu").info()["cost"]
+    assert again["pretraining"] == half.info()["cost"]["pretraining"]
+
+
+def test_weights_of_unknown_cost_leave_it_unknown_down_the_chain(tmp_path):
+    begun = tmp_path / "begun.safetensors"
+    save(create("Ti/4", classes=10, size=8, depth=1), begun)
+    options = ["data.size=8", "data.source=digits", "data.crop=0", "train.steps=2", *SHORT[4:]]
+
+    def trained(name: str, init: Path) -> Run:
+        settings = [f"model.init={init}", *options]
+        return train("finetune/folder", settings, out=tmp_path / name, device="cpu")
+
+    first = trained("first", begun)
+    second = trained("second", first.folder)
+    assert first.info()["cost"]["pretraining"] is second.info()["cost"]["pretraining"] is None
+    assert "not known" in (second.folder / "report.html").read_text("utf-8")
+    # Before, runs recorded nothing of their initial weights.
+    cost = first.info()["cost"]
+    del cost["pretraining"]
+    first.update(cost=cost)
+    assert cost_of_weights(load(first.folder)) is None
+    first.update(cost=cost | {"pretraining": {"exaflops": "much", "device_days": 1}})
+    assert cost_of_weights(load(first.folder)) is None
+    first.update(model={"init": ""})
+    assert cost_of_weights(load(first.folder)) == {name: cost[name] for name in COSTS}
 
 
 def test_a_frozen_run_counts_its_features(tmp_path):

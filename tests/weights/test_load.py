@@ -318,6 +318,26 @@ def test_weights_carry_their_activation_and_older_ones_take_it_from_their_run(tm
     assert vitrail.load(run).activation == "softmax"
 
 
+def test_the_cost_of_training_is_kept_and_older_files_have_none(tmp_path):
+    model = small("vit")
+    vitrail.save(model, tmp_path / "m.safetensors")
+    assert vitrail.load(tmp_path / "m.safetensors").training_cost is None
+    header = json.loads(load_module.read(tmp_path / "m.safetensors").metadata["vitrail"])
+    del header["training_cost"]
+    tensors = load_file(tmp_path / "m.safetensors")
+    save_file(tensors, tmp_path / "m.safetensors", {"vitrail": json.dumps(header)})
+    model = vitrail.load(tmp_path / "m.safetensors")
+    assert model.training_cost is None
+    model.training_cost = {"exaflops": 2.5, "device_days": 0}
+    vitrail.save(model, tmp_path / "known.safetensors")
+    assert vitrail.load(tmp_path / "known.safetensors").training_cost == model.training_cost
+    assert vitrail.load(tmp_path / "known.safetensors", size=64).training_cost is not None
+
+
+COSTS = (None, "1", True, -1.0, float("nan"), float("inf"), 10**400, [1])
+"""What no file may give as a cost; a number without end overflows."""
+
+
 def test_our_own_header_is_checked(tmp_path):
     vitrail.save(small("vit"), tmp_path / "m.safetensors")
     tensors = load_file(tmp_path / "m.safetensors")
@@ -325,6 +345,8 @@ def test_our_own_header_is_checked(tmp_path):
     changes = ({"labels": 5}, {"labels": ["a"]}, {"activation": "relu"}, {"activation": []})
     wrong = [described | change for change in changes]
     wrong += [described | {"preprocessing": value} for value in (5, {"size": 3})]
+    costs = (5, {}, {"exaflops": 1.0}, *({"exaflops": x, "device_days": 1} for x in COSTS))
+    wrong += [described | {"training_cost": value} for value in costs]
     for field, value in (("depth", None), ("family", ["vit"]), ("eps", "x"), ("backbone", "ab")):
         wrong.append(described | {"architecture": described["architecture"] | {field: value}})
     headers = ["{}", "nonsense", '{"version": 1, "architecture": {"family": "rnn"}}', "[]"]

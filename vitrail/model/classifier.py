@@ -47,6 +47,8 @@ class Classifier(nn.Module):
     """The activation it was trained with."""
     training_data: Mapping[str, Any] = MappingProxyType({})
     """The data it was trained on, and how much of it was held out; empty if unknown."""
+    training_cost: Mapping[str, float] | None = None
+    """`exaflops` and `device_days` of its training, all pre-training included; None if unknown."""
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations."""
     fused: bool = False

@@ -55,7 +55,7 @@ _STYLE = {
     "xtick.minor.size": 0,
     "ytick.minor.size": 0,
 }
-_WIDE, _NARROW = (400, 220), (280, 170)
+WIDE, _NARROW = (400, 220), (280, 170)
 _STEPS = [1, 2, 2.5, 5, 10]
 _FEW_POINTS = 40
 _LOG_RATIO = 100.0
@@ -93,7 +93,7 @@ class Chart:
     @property
     def wide(self) -> bool:
         """Two of these fit side by side, of the others three."""
-        return self.size == _WIDE
+        return self.size == WIDE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ _CHARTS = (
             Series("train", "loss", label="train"),
             Series("val", "loss", color="val", label="val"),
         ),
-        size=_WIDE,
+        size=WIDE,
     ),
     Chart(
         title="Validation accuracy",
@@ -164,7 +164,7 @@ _CHARTS = (
             Series("val", "fewshot", color="train", label="few-shot"),
         ),
         unit="%",
-        size=_WIDE,
+        size=WIDE,
     ),
     Chart(title="Learning rate", series=(Series("train", "lr"),), from_zero=True),
     Chart(title="Gradient norm", series=(Series("train", "grad_norm"),)),
@@ -184,7 +184,7 @@ def draw_run(run: RunData, against: str) -> list[Chart]:
     best = _best_position(run, against)
     return [
         draw_curves(
-            replace(chart, series=tuple(lines), size=_WIDE if all_wide else chart.size),
+            replace(chart, series=tuple(lines), size=WIDE if all_wide else chart.size),
             list(lines.values()),
             against=against,
             key=f"{against}{number}",
@@ -494,7 +494,7 @@ def draw_distances(layers: Sequence[dict[str, Any]]) -> Markup:
     if not layers:
         return Markup()
     with rc_context(_STYLE):
-        figure, axes = _blank(_WIDE, top=10)
+        figure, axes = _blank(WIDE, top=10)
         for row in layers:
             dots = {"color": _PLACEHOLDERS["train"], "alpha": 0.8, "mew": 0}
             axes.plot([row["layer"]] * len(row["heads"]), row["heads"], "o", ms=4.2, **dots)

@@ -2,18 +2,40 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
+
 from vitrail.console import NONE, Number, known, mean_std
 from vitrail.errors import VitrailError
 from vitrail.evaluation.show import Table
-from vitrail.reporting.charts import MOST_POINTS, RUN_COLORS, Chart, Series, draw_curves, line
+from vitrail.reporting.charts import (
+    MOST_POINTS,
+    RUN_COLORS,
+    WIDE,
+    Chart,
+    PointSeries,
+    Scatter,
+    Series,
+    draw_curves,
+    draw_scatter,
+    line,
+    pareto_front,
+)
 from vitrail.reporting.loading import RunData, load_run
-from vitrail.reporting.rendering import SPACE, between, digits, duration, fixed, write_page
+from vitrail.reporting.rendering import (
+    SPACE,
+    between,
+    digits,
+    duration,
+    fixed,
+    operations_unit,
+    write_page,
+)
 
 _MOST_CLASSES = 60
 _MOST_DRAWN = 6000
@@ -22,10 +44,10 @@ _SIZE = (290, 205)
 _DASHES = ("-", "--", ":", "-.")
 _COSTS = ("exaflops", "images_seen", "device_days", "energy_joules", "peak_memory_bytes")
 _CHARTS = (
-    Chart(title="Validation top-1", series=(Series("val", "top1"),), unit="%", size=_SIZE),
-    Chart(title="Few-shot accuracy", series=(Series("val", "fewshot"),), unit="%", size=_SIZE),
-    Chart(title="Validation loss", series=(Series("val", "loss"),), size=_SIZE),
-    Chart(title="Training loss", series=(Series("train", "loss"),), size=_SIZE),
+    Chart(title="Validation top-1", series=(Series("val", "top1"),), unit="%"),
+    Chart(title="Few-shot accuracy", series=(Series("val", "fewshot"),), unit="%"),
+    Chart(title="Validation loss", series=(Series("val", "loss"),)),
+    Chart(title="Training loss", series=(Series("train", "loss"),)),
 )
 
 
@@ -67,6 +89,8 @@ def compare(runs: list[Path], target: Path, tables: Sequence[Table] = ()) -> Pat
         charts=_charts,
         result_row=_result_row,
         mean_costs=_mean_costs,
+        with_pretraining=any(known(_mean_costs(one)["pretraining"]) for one in groups),
+        trade_off=_trade_off(groups),
         cautions=_cautions,
         differing=_differing,
     )
@@ -123,7 +147,7 @@ def _charts(groups: Sequence[_Group], against: str) -> list[Chart]:
     n_runs = sum(len(group.runs) for group in groups)
     most = max(20, min(MOST_POINTS, _MOST_DRAWN // n_runs))
     charts = []
-    for number, chart in enumerate(_CHARTS):
+    for chart in _CHARTS:
         (series,) = chart.series
         lines = [
             line(
@@ -138,8 +162,14 @@ def _charts(groups: Sequence[_Group], against: str) -> list[Chart]:
             for group in groups
             for run in group.runs
         ]
-        charts.append(draw_curves(chart, lines, against=against, key=f"{against}{number}"))
-    return [chart for chart in charts if chart.svg]
+        if any(np.isfinite(one.y).any() for one in lines):
+            charts.append((chart, lines))
+    # Four narrow charts would leave a row with one.
+    size = WIDE if len(charts) == 4 else _SIZE
+    return [
+        draw_curves(replace(chart, size=size), lines, against=against, key=f"{against}{number}")
+        for number, (chart, lines) in enumerate(charts)
+    ]
 
 
 def _result_row(group: _Group) -> dict[str, Any]:
@@ -161,7 +191,69 @@ def _result_row(group: _Group) -> dict[str, Any]:
 
 
 def _mean_costs(group: _Group) -> dict[str, Number]:
-    return {name: _mean(run.info["cost"].get(name) for run in group.runs) for name in _COSTS}
+    costs = {name: _mean(run.info["cost"].get(name) for run in group.runs) for name in _COSTS}
+    return costs | {"pretraining": _mean(map(_pretraining, group.runs))}
+
+
+def _pretraining(run: RunData) -> Number:
+    """The compute of its pre-training, if it had one and its cost is known."""
+    return (run.info["cost"].get("pretraining") or {}).get("exaflops")
+
+
+def _trade_off(groups: Sequence[_Group]) -> dict[str, Any]:
+    """Accuracy against compute, if at least two groups have both; otherwise empty.
+
+    The compute is that of pre-training, as in the paper's Figure 5, and for training from scratch
+    that of the run. Without any pre-training of known cost, it is that of the runs.
+    """
+    pretrained = any(known(_mean_costs(one)["pretraining"]) for one in groups)
+    compute = {one.letter: _compute(one, pretrained) for one in groups}
+    measured = [one for one in groups if one.results and known(compute[one.letter])]
+    if len(measured) < 2:
+        return {}
+    size, unit = operations_unit(max(compute[one.letter] or 0.0 for one in measured))
+    points = [_point(one, (compute[one.letter] or 0.0) / size) for one in measured]
+    front = pareto_front([(one.x[0], one.y[0]) for one in points])
+    mixed = pretrained and any(not known(_mean_costs(one)["pretraining"]) for one in measured)
+    what = "pre-training or training" if mixed else "pre-training" if pretrained else "training"
+    return {
+        "chart": draw_scatter(
+            Scatter(
+                title="Top-1 against compute",
+                x_name=f"{unit} of {what}",
+                series=points,
+                unit="%",
+                front=True,
+            ),
+            "compute",
+        ),
+        "front": [measured[index].letter for index in front],
+        "pretrained": pretrained,
+        "mixed": mixed,
+        "left_out": [one for one in groups if one.results and one not in measured],
+    }
+
+
+def _compute(group: _Group, pretrained: bool) -> Number:
+    """The compute to plot; None if it is not known what its pre-training cost but that of others
+    is."""
+    costs = _mean_costs(group)
+    if known(costs["pretraining"]):
+        return costs["pretraining"]
+    has_init = any(run.info["model"].get("init") for run in group.runs)
+    return None if pretrained and has_init else costs["exaflops"]
+
+
+def _point(group: _Group, compute: float) -> PointSeries:
+    """Mean top-1, and its standard deviation over several seeds."""
+    top1 = [100 * result["top1"] for result in group.results]
+    return PointSeries(
+        x=[compute],
+        y=[mean(top1)],
+        error=[stdev(top1)] if len(top1) > 1 else (),
+        color=group.color,
+        letters=[group.letter],
+    )
 
 
 def _mean(values: Iterable[Number]) -> Number:

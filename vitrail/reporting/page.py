@@ -297,8 +297,17 @@ def _cost(run: RunData) -> Facts:
     ]
     if known(waited := run.info.get("input_wait")):
         rows.append(("waiting for images", percent(waited)))
+    if run.info["model"].get("init"):
+        rows.append(("pre-training", _pretraining(cost.get("pretraining"))))
     sessions = cost.get("sessions") or 1
     return [*rows, ("sessions", str(sessions))] if sessions > 1 else rows
+
+
+def _pretraining(cost: dict[str, Any] | None) -> str:
+    """What the initial weights cost."""
+    if not cost:
+        return "not known"
+    return f"{operations(cost['exaflops'])}, {significant(cost['device_days'])} device-days"
 
 
 def _changed(run: RunData) -> dict[str, str]:

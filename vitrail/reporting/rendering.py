@@ -19,6 +19,8 @@ SPACE = "\N{NO-BREAK SPACE}"
 # What would break a page; a tab or a new line in a command is meant.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _MOST_URI_BYTES = 60_000
+_Unit = tuple[int | float, str]
+_OPERATIONS = ((1, "exaFLOPs"), (1e-3, "petaFLOPs"), (1e-6, "teraFLOPs"), (1e-9, "gigaFLOPs"))
 
 
 def write_page(target: Path, template: str, **values: Any) -> Path:
@@ -114,9 +116,12 @@ def duration(seconds: Number) -> str:
 
 def operations(exaflops: Number) -> str:
     """`224 exaFLOPs`, `3.1 petaFLOPs`."""
-    return _scaled(
-        exaflops, (1, "exaFLOPs"), (1e-3, "petaFLOPs"), (1e-6, "teraFLOPs"), (1e-9, "gigaFLOPs")
-    )
+    return _scaled(exaflops, *_OPERATIONS)
+
+
+def operations_unit(exaflops: float) -> _Unit:
+    """The unit that `operations` writes them in, and its size."""
+    return _unit(exaflops, _OPERATIONS)
 
 
 def joules(value: Number) -> str:
@@ -129,9 +134,13 @@ def memory(n_bytes: Number) -> str:
     return _scaled(n_bytes, (2**30, "GiB"), (2**20, "MiB"))
 
 
-def _scaled(value: Number, *units: tuple[int | float, str]) -> str:
+def _scaled(value: Number, *units: _Unit) -> str:
     """In the largest unit of which there is at least one, or else in the smallest."""
     if not known(value):
         return NONE
-    size, unit = next((pair for pair in units if abs(value) >= pair[0]), units[-1])
+    size, unit = _unit(value, units)
     return f"{significant(value / size)}{SPACE}{unit}"
+
+
+def _unit(value: int | float, units: Sequence[_Unit]) -> _Unit:
+    return next((pair for pair in units if abs(value) >= pair[0]), units[-1])

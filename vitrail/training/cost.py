@@ -12,8 +12,9 @@ from vitrail.config import Config
 from vitrail.console import duration
 from vitrail.devices import Devices, energy, peak_memory, reset_peak
 from vitrail.model import Classifier
-from vitrail.runs import Run
+from vitrail.runs import Run, find_run
 from vitrail.training.build import planned_steps
+from vitrail.weights.native import COSTS, read_cost
 from vitrail.weights.published import model_cost
 
 DAY = 86_400
@@ -86,6 +87,8 @@ class Meter:
     joules: Callable[[], float | None]
     """Energy counted so far, from any beginning."""
     joules_at_first: float | None
+    pretraining: Mapping[str, float] | None = None
+    """The cost of the initial weights, if known."""
     began: float = field(default_factory=time.perf_counter)
 
     def read(self, step: int, features: int = 0) -> dict[str, Any]:
@@ -110,6 +113,7 @@ class Meter:
             "energy_joules": None if None in (earlier, spent) else round(earlier + spent, 1),
             "peak_memory_bytes": max(peak, self.before.get("peak_memory_bytes", 0)),
             "sessions": sessions,
+            "pretraining": None if self.pretraining is None else dict(self.pretraining),
         }
 
     def _joules_spent(self) -> float | None:
@@ -125,15 +129,53 @@ def start_meter(run: Run, devices: Devices, config: Config, model: Classifier) -
     reset_peak(devices.device)
     gmacs = model_cost(model.architecture).gmacs
     frozen = config.train.freeze
+    before = earlier_cost(run.info())
+    if "pretraining" in before:  # the run it was may have changed since
+        pretraining = before["pretraining"]
+    else:
+        pretraining = cost_of_weights(model) if config.model.init else None
     return Meter(
         devices=devices,
         gmacs=gmacs,
         trained_gmacs=_head_gmacs(model.head) if frozen else gmacs,
         batch=config.train.batch,
-        before=earlier_cost(run.info()),
+        before=before,
         joules=lambda: energy(devices.device),
         joules_at_first=energy(devices.device),
+        pretraining=pretraining,
     )
+
+
+def cost_of_weights(model: Classifier) -> dict[str, float] | None:
+    """The compute and time spent on loaded weights, all pre-training included; None if unknown.
+
+    The weights of a run cost all of the run, also if the best of them were saved before its end.
+    Elsewhere, the header of the file knows what they had cost when they were saved.
+    """
+    run = None if model.file is None else find_run(model.file)
+    if run is not None:
+        info = run.info()
+        init = info.get("model", {}).get("init", "")
+        if total := total_cost(info.get("cost") or {}, init):
+            return total
+    return _known_cost(model.training_cost)
+
+
+def total_cost(cost: Mapping[str, Any], init: str) -> dict[str, float] | None:
+    """What a run and the training of its initial weights cost; None if one of them is unknown."""
+    own = _known_cost(cost)
+    before = _known_cost(cost.get("pretraining")) if init else dict.fromkeys(COSTS, 0.0)
+    if own is None or before is None:
+        return None
+    return {name: own[name] + before[name] for name in COSTS}
+
+
+def _known_cost(stored: Any) -> dict[str, float] | None:
+    """Compute and time, unless a file says something else or nothing."""
+    try:
+        return read_cost(stored)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def _head_gmacs(head: nn.Module | None) -> float:

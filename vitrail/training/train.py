@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -39,7 +39,7 @@ from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.build import apply_hyperrule, build_model, build_schedule
 from vitrail.training.checkpoint import Counters, TrainState
-from vitrail.training.cost import plan_compilation, start_meter
+from vitrail.training.cost import plan_compilation, start_meter, total_cost
 from vitrail.training.fewshot import FewshotData, build_probe, open_fewshot_data
 from vitrail.training.hooks import SKIPPED_SHOWN, Hooks
 from vitrail.training.inputs import decoding_workers, evaluation_batch
@@ -219,6 +219,9 @@ def _run_training(
     def cost(step: int) -> dict[str, Any]:
         return meter.read(step, objective.features_computed)
 
+    def save_cost() -> dict[str, float] | None:
+        return total_cost(cost(counters.step), config.model.init)
+
     with ExitStack() as stack:
         tracker_name = config.system.tracker if devices.main else "none"
         track, close = tracker(tracker_name, run.folder, to_flat(config))
@@ -227,7 +230,7 @@ def _run_training(
             run=run,
             config=config,
             data=data,
-            save_model=partial(_save_model, run, model, state),
+            save_model=partial(_save_model, run, model, state, save_cost),
             fewshot=build_probe(config, objective, few),
             cost=cost,
             flops_per_image=0.0
@@ -311,9 +314,15 @@ def _resume(state: TrainState, run: Run, devices: Devices) -> None:
     run.drop_after(state.counters.step)
 
 
-def _save_model(run: Run, model: Classifier, state: TrainState, path: Path) -> None:
+def _save_model(
+    run: Run,
+    model: Classifier,
+    state: TrainState,
+    cost: Callable[[], dict[str, float] | None],
+    path: Path,
+) -> None:
     """Writes the current weights as a model."""
-    tensors = state.weights()
+    tensors, spent = state.weights(), cost()
     if not run.writes:
         return
     if state.objective.model is not model:  # a linear probe trains the head alone
@@ -323,6 +332,7 @@ def _save_model(run: Run, model: Classifier, state: TrainState, path: Path) -> N
     copy.load_state_dict(tensors, assign=True)
     copy.labels, copy.preprocess = model.labels, model.preprocess
     copy.training_data, copy.activation = model.training_data, model.activation
+    copy.training_cost = spent
     make_folder(path.parent)
     save(copy, path)
 

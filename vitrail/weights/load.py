@@ -91,6 +91,7 @@ class Checkpoint:
     assumed: str = ""
     """One line about what the file does not state, and what was assumed."""
     training_data: Mapping[str, Any] = field(default_factory=dict)
+    training_cost: Mapping[str, float] | None = None
 
 
 def load(
@@ -185,6 +186,7 @@ def to_model(checkpoint: Checkpoint) -> Classifier:
     model.origin, model.file = checkpoint.format, checkpoint.path
     model.labels, model.training_data = checkpoint.labels, checkpoint.training_data
     model.preprocess, model.activation = checkpoint.preprocessing, checkpoint.activation
+    model.training_cost = checkpoint.training_cost
     return model.eval()
 
 

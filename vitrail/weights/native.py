@@ -1,6 +1,7 @@
 """Vitrail's own safetensors: our names; architecture, classes and preprocessing in the header."""
 
 import json
+import math
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from vitrail.weights.read import Contents, parsing
 
 _KEY = "vitrail"
 _VERSION = 1
+COSTS = ("exaflops", "device_days")
+"""What is stored of the cost of training."""
 
 
 def recognize(contents: Contents) -> bool:
@@ -32,6 +35,7 @@ def header(model: Any) -> dict[str, str]:
         "preprocessing": None if pre is None else pre.to_dict(),
         "activation": model.activation,
         "training_data": dict(model.training_data),
+        "training_cost": None if model.training_cost is None else dict(model.training_cost),
     }
     return {"format": "pt", _KEY: json.dumps(description)}
 
@@ -57,7 +61,19 @@ def describe(contents: Contents) -> dict[str, Any]:
             "preprocessing": None if pre is None else preprocessing.from_dict(pre),
             "activation": activation,
             "training_data": dict(stored.get("training_data", {})),
+            "training_cost": read_cost(stored.get("training_cost")),
         }
+
+
+def read_cost(stored: Any) -> dict[str, float] | None:
+    """The stored cost of training; older files have none."""
+    if stored is None:
+        return None
+    for name in COSTS:
+        value = stored[name]
+        if type(value) not in (int, float) or not 0 <= float(value) < math.inf:
+            raise ValueError(f"training cost with {name} {value!r}")
+    return {name: float(stored[name]) for name in COSTS}
 
 
 def _activation_of_run(path: Path) -> Activation:
