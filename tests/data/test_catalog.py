@@ -1,8 +1,11 @@
 """Names that stand for data, with what is in a folder, or with nothing and no network."""
 
+import hashlib
 import sys
 import tarfile
 import threading
+from collections.abc import Iterator
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
@@ -22,11 +25,20 @@ from tests.data.pictures import (
     write_classes,
     write_tar,
 )
+from tests.data.test_tiny_imagenet import write_tiny_imagenet
 from vitrail.config import load_config
-from vitrail.data.catalog import FLOWER_PHOTOS, from_archive, known_datasets, open_named, source_of
+from vitrail.data.catalog import (
+    FLOWER_PHOTOS,
+    from_archive,
+    known_datasets,
+    open_named,
+    source_of,
+    unpack,
+)
 from vitrail.data.folder import open_folder
 from vitrail.data.opening import open_data, open_run_data
 from vitrail.data.store import pack_data
+from vitrail.data.tiny_imagenet import extract_images
 from vitrail.errors import FailureError, VitrailError
 
 pytestmark = pytest.mark.usefixtures("place")
@@ -139,11 +151,10 @@ def test_flower_photos_without_a_network_say_where_to_put_them(place):
     )
 
 
-def test_an_archive_is_fetched_unpacked_and_not_fetched_again(place, tmp_path, monkeypatch):
+@pytest.fixture
+def site(tmp_path, monkeypatch) -> Iterator[str]:
+    """The address of a server of the files in `tmp_path / "site"`."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    write_classes(tmp_path / "site" / "flower_photos", dict.fromkeys("abcde", 5))
-    with tarfile.open(tmp_path / "site" / "flowers.tgz", "w:gz") as tar:
-        tar.add(tmp_path / "site" / "flower_photos", "flower_photos")
 
     class Handler(SimpleHTTPRequestHandler):
         def __init__(self, *args):
@@ -155,10 +166,16 @@ def test_an_archive_is_fetched_unpacked_and_not_fetched_again(place, tmp_path, m
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        url = f"http://127.0.0.1:{server.server_address[1]}/flowers.tgz"
-        data = from_archive(url, "flower_photos", place)
+        yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
+
+
+def test_an_archive_is_fetched_unpacked_and_not_fetched_again(place, tmp_path, site):
+    write_classes(tmp_path / "site" / "flower_photos", dict.fromkeys("abcde", 5))
+    with tarfile.open(tmp_path / "site" / "flowers.tgz", "w:gz") as tar:
+        tar.add(tmp_path / "site" / "flower_photos", "flower_photos")
+    data = from_archive(f"{site}/flowers.tgz", "flower_photos", place)
     assert counts(data) == {"train": 25}
     assert not list((tmp_path / "cache").rglob("*.tgz"))
     assert {p.name for p in place.iterdir()} == {"flower_photos", ".flower_photos.lock"}
@@ -166,11 +183,31 @@ def test_an_archive_is_fetched_unpacked_and_not_fetched_again(place, tmp_path, m
     assert FLOWER_PHOTOS.args[0].endswith("/flower_photos.tgz")
 
 
+def test_tiny_imagenet_is_fetched_and_its_val_images_are_what_is_tested_on(place, tmp_path, site):
+    archive = write_tiny_imagenet(tmp_path / "site" / "tiny.zip")
+    digest = hashlib.md5(archive.read_bytes()).hexdigest()
+    fetch = partial(
+        from_archive, f"{site}/tiny.zip", "tiny_imagenet", place, extract=extract_images
+    )
+    with pytest.raises(FailureError, match=r"was damaged .* and has been deleted"):
+        fetch(md5="0" * 32)
+    assert not list((tmp_path / "cache").rglob("*.zip"))
+    assert not (place / "tiny_imagenet").exists()
+    assert counts(fetch(md5=digest)) == {"train": 400, "test": 200}
+    assert not list((tmp_path / "cache").rglob("*.zip"))
+    assert {p.name for p in place.iterdir()} == {"tiny_imagenet", ".tiny_imagenet.lock"}
+    assert {p.name for p in (place / "tiny_imagenet").iterdir()} == {"train", "test", "words.txt"}
+    data = open_named("tiny_imagenet")
+    assert counts(data) == {"train": 400, "test": 200}
+    assert data.train.names[1] == "n00000000/n00000000_1.JPEG"
+    assert data.test.names[7] == "n00000007/val_1.JPEG"
+    assert data.test.targets.tolist() == list(range(200))
+    assert data.test.image(7).size == (16, 12)
+
+
 def test_an_archive_that_climbs_out_of_its_folder_is_refused(place, tmp_path):
     archive = tmp_path / "bad.tgz"
     write_tar(archive, {"../../evil.png": encoded()})
-    from vitrail.data.catalog import unpack
-
     place.mkdir()
     with pytest.raises(FailureError, match="cannot unpack"):
         unpack(archive, place / "flower_photos")

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -35,8 +36,18 @@ from vitrail.data.dataset import (
 from vitrail.data.folder import FolderSource, open_folder, parts_of, sub_folders
 from vitrail.data.shards import ShardSource, has_shards, open_shards
 from vitrail.data.store import is_store, open_store
+from vitrail.data.tiny_imagenet import extract_images, open_published, with_words
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import cache_folder, disk_errors, download_lock, failure_reason, fetch_file
+from vitrail.files import (
+    cache_folder,
+    damage_error,
+    disk_errors,
+    download_lock,
+    failure_reason,
+    fetch_file,
+    hash_mismatch,
+    host_of,
+)
 
 # torchvision's datasets: downloaded by torchvision, read from their lists of files.
 
@@ -155,34 +166,54 @@ def _digits(name: str, folder: Path) -> Splits:
     return Splits(name=name, train=subset(source, ~test), test=subset(source, test))
 
 
-def from_archive(url: str, name: str, folder: Path) -> Splits:
-    """Class folders from a tar file on the web, unpacked into `folder / name`."""
+def extract_tar(archive: Path, folder: Path) -> Path:
+    """Unpacks a tar file into a folder, and returns the only folder in it."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    (only,) = folder.iterdir()
+    return only
+
+
+_Extract = Callable[[Path, Path], Path]
+"""Unpacks an archive into a new folder, and returns the one of its class folders or splits."""
+
+
+def from_archive(
+    url: str, name: str, folder: Path, *, md5: str = "", extract: _Extract = extract_tar
+) -> Splits:
+    """Class folders from an archive on the web, unpacked into `folder / name`."""
     target = folder / name
     with disk_errors(target):
         folder.mkdir(parents=True, exist_ok=True)
     with download_lock(folder / f".{name}"):
         if not target.exists():
-            try:
-                archive = fetch_file(url)
-            except FailureError as error:
-                reason = str(error).partition(";")[0]
-                raise FailureError(
-                    f"{reason}; go online, or put its class folders in {target}"
-                ) from None
-            unpack(archive, target)
+            archive = _fetch_archive(url, md5, target)
+            unpack(archive, target, extract)
             archive.unlink()
     return open_folder(target)
 
 
-def unpack(archive: Path, target: Path) -> None:
-    """Moves the folder inside an archive to `target` once it is complete."""
+def _fetch_archive(url: str, md5: str, target: Path) -> Path:
+    try:
+        archive = fetch_file(url)
+    except FailureError as error:
+        reason = str(error).partition(";")[0]
+        raise FailureError(f"{reason}; go online, or put its class folders in {target}") from None
+    if mismatch := hash_mismatch(archive, {"md5": md5} if md5 else {}):
+        archive.unlink()
+        raise damage_error(archive.name, host_of(url), mismatch)
+    return archive
+
+
+def unpack(archive: Path, target: Path, extract: _Extract = extract_tar) -> None:
+    """Moves what is extracted from an archive to `target` once it is complete."""
     temporary = target.with_name(f".{target.name}-{os.getpid()}")
     try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(temporary, filter="data")
-        (only,) = temporary.iterdir()
-        only.rename(target)
-    except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+        extract(archive, temporary).rename(target)
+    except (
+        OSError, EOFError, ValueError, LookupError, RuntimeError, tarfile.TarError,
+        zipfile.BadZipFile, zlib.error,
+    ) as error:  # fmt: skip
         raise FailureError(
             f"cannot unpack {archive} to {target} ({one_line(error)}); free some space, or unpack "
             "it yourself"
@@ -214,6 +245,12 @@ def _imagenet(data: Splits) -> Splits:
         parts |= {"val": None, "test": data.val}
     named = {part: source and _readable(source) for part, source in parts.items()}
     return Splits(name=data.name, **named)
+
+
+def _tiny_imagenet(data: Splits) -> Splits:
+    """The splits as those of ImageNet; the names of the classes are stored with the images."""
+    parts = _imagenet(data).parts
+    return Splits(name=data.name, **{part: with_words(parts[part]) for part in parts})
 
 
 def _all_test(data: Splits) -> Splits:
@@ -264,6 +301,12 @@ _IMAGENET_V2 = partial(
     "https://huggingface.co/datasets/vaishaal/ImageNetV2/resolve/main/"
     "imagenetv2-matched-frequency.tar.gz",
 )
+_TINY_IMAGENET = partial(
+    from_archive,
+    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    md5="90528d7ca1a48142e341f4ef8d21d0de",
+    extract=extract_images,
+)
 
 _FLOWERS102 = torchvision_dataset("Flowers102", TWO)
 
@@ -303,6 +346,15 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
         10,
         13_394,
         torchvision_dataset("Imagenette", VAL_IS_TEST),
+    ),
+    "tiny_imagenet": (
+        "classes of ImageNet, 64 px",
+        200,
+        110_000,
+        _TINY_IMAGENET,
+        "its authors",
+        _tiny_imagenet,
+        open_published,
     ),
     "imagenet": ("ILSVRC 2012", 1_000, 1_331_167, None, "your copy", _imagenet),
     "imagenet21k": ("all of ImageNet, by synset", 21_841, 14_197_122, None, "your copy"),
