@@ -25,6 +25,7 @@ def test_the_public_names_are_these():
         "fewshot",
         "inspect",
         "load",
+        "paper",
         "predict",
         "report",
         "save",

@@ -39,6 +39,7 @@ def test_help_lists_the_verbs_in_the_order_of_data_flow_and_fast():
         "benchmark",
         "convert",
         "export",
+        "paper",
         "report",
         "serve",
         "runs",

@@ -235,10 +235,10 @@ def test_the_demo_takes_as_long_everywhere():
 
 def test_every_table_and_figure_of_the_paper_has_its_commands():
     guide = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
-    titles = " ".join(re.findall(r"^## (.*)$", guide, re.M))
+    titles = " ".join(re.findall(r"^### (.*)$", guide, re.M))
     for number in range(1, 10):
         assert re.search(rf"Tables?\b[^:]*\b{number}\b", titles), f"Table {number}"
     for number in range(2, 15):  # the first is a drawing of the model
         assert re.search(rf"Figures?\b[^:]*\b{number}\b", titles), f"Figure {number}"
-    for title, text in re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", guide, re.M):
+    for title, text in re.findall(r"^### (.*)\n((?:(?!### ).*\n)*)", guide, re.M):
         assert "vitrail " in text or title.startswith("What the paper"), title

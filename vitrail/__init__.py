@@ -18,6 +18,7 @@ PUBLIC = {
     "fewshot": "vitrail.evaluation.fewshot",
     "inspect": "vitrail.inspection.inspect_model",
     "load": "vitrail.weights.load",
+    "paper": "vitrail.reproduction.paper",
     "predict": "vitrail.evaluation.predict",
     "report": "vitrail.reporting.page",
     "save": "vitrail.weights.load",

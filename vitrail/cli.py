@@ -530,6 +530,42 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
 
 
 @main.command()
+@click.argument("what", nargs=-1, metavar="[NAME...] [SETTINGS]...")
+@click.option(
+    "--scale",
+    default="small",
+    show_default=True,
+    help="smoke (seconds), small (minutes on one GPU), medium (hours) or full (the paper's).",
+)
+@click.option("--plan", is_flag=True, help="Print what it would cost, and run nothing.")
+@click.option("--jobs", default=1, show_default=True, help="Runs at a time on the device.")
+@click.option("--minutes", default=0.0, help="Start no further run after this time.")
+@click.option("--out", help="Folder of the study.  [default: runs/paper-SCALE]")
+@DEVICE
+@AS_JSON
+def paper(what: tuple[str, ...], scale: str, plan: bool, as_json: bool, **options: Any) -> None:
+    """Re-run the paper's experiments and test its claims.
+
+    NAME is an experiment (table8), a table or figure it covers (table6), a TOML file, or `all`;
+    without one, the experiments are listed. Results, pages and the scoreboard of claims are kept in
+    a folder, which several processes and hosts can share: run the same command again to go on.
+    """
+    from vitrail.reproduction import paper as paper_
+
+    settings = [word for word in what if "=" in word]
+    names = [word for word in what if "=" not in word]
+    if not names:
+        print_result(paper_.list_experiments(), as_json, paper_.show_experiments)
+    elif plan:
+        print_result(paper_.plan_paper(names, settings, scale=scale), as_json, paper_.show_plans)
+    else:
+        result = paper_.paper(names, settings, scale=scale, **options)
+        print_result(result, as_json, paper_.show)
+        if result["failures"]:
+            fail(f"{len(result['failures'])} runs failed; the first: {result['failures'][0]}")
+
+
+@main.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option(
     "--out",

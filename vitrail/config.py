@@ -467,6 +467,11 @@ def refuse_without_effect(given: Mapping[str, Any], configs: Sequence[Config]) -
         raise VitrailError(f"{' and '.join(lengths)} cannot both be set; remove one of them")
 
 
+def has_effect(config: Config, name: str) -> bool:
+    """Whether a setting can change a run with this config."""
+    return not any(holds and _matches(name, names) for holds, _, names in without_effect(config))
+
+
 def _matches(name: str, names: Sequence[str]) -> bool:
     """Whether a setting is among the names, or in a section among them."""
     return any(name == one or (one.endswith(".") and name.startswith(one)) for one in names)

@@ -13,7 +13,7 @@ from tests.processes import start
 
 LEAVES = (
     *("inspection", "reporting", "exporting", "serving", "benchmarking", "duplicates", "vtab"),
-    "imagenet",
+    *("imagenet", "reproduction"),
 )
 SHORT = ("train.steps=1", "train.evaluations=1", "data.subset=32", "train.batch=8")
 

@@ -140,6 +140,7 @@ class Scatter:
     """Of `y`: `%` where the values are percentages."""
     log: bool | None = None
     """A logarithmic x axis; None: if the values span more than a factor of ten."""
+    log_y: bool = False
     front: bool = False
     """Draws the Pareto front of all points: small `x` and large `y`."""
     size: tuple[int, int] = (400, 240)
@@ -421,7 +422,11 @@ def _label_scatter(axes: Axes, scatter: Scatter, x: Points) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _plain(x)))
     axes.set_xlabel(scatter.x_name, loc="right", labelpad=2)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
+    if scatter.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _plain(y) + scatter.unit))
     # What is drawn from here on does not move the axes.
     axes.set(xlim=axes.get_xlim(), ylim=axes.get_ylim())

@@ -23,10 +23,15 @@ _Unit = tuple[int | float, str]
 _OPERATIONS = ((1, "exaFLOPs"), (1e-3, "petaFLOPs"), (1e-6, "teraFLOPs"), (1e-9, "gigaFLOPs"))
 
 
-def write_page(target: Path, template: str, **values: Any) -> Path:
-    """Renders a template and writes it atomically; text from files is escaped."""
+def write_page(
+    target: Path, template: str, *, package: str = "vitrail.reporting", **values: Any
+) -> Path:
+    """Renders a template and writes it atomically; text from files is escaped.
+
+    The template of another package can extend those of the reports.
+    """
     environment = Environment(
-        loader=FunctionLoader(_source),
+        loader=FunctionLoader(lambda name: _source(name, package)),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_printable,
@@ -47,8 +52,9 @@ def write_page(target: Path, template: str, **values: Any) -> Path:
     return target
 
 
-def _source(name: str) -> str:
-    return resources.files("vitrail.reporting").joinpath(name).read_text("utf-8")
+def _source(name: str, package: str) -> str:
+    places = (resources.files(one).joinpath(name) for one in (package, "vitrail.reporting"))
+    return next(place for place in places if place.is_file()).read_text("utf-8")
 
 
 def _printable(value: Any) -> Any:
@@ -56,10 +62,10 @@ def _printable(value: Any) -> Any:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", value) if type(value) is str else value
 
 
-def image_uri(value: Any) -> str:
+def image_uri(value: Any, most: int = _MOST_URI_BYTES) -> str:
     """A data URI of a small image, or nothing: the page loads nothing from elsewhere."""
     text = str(value)
-    return text if text.startswith("data:image/") and len(text) <= _MOST_URI_BYTES else ""
+    return text if text.startswith("data:image/") and len(text) <= most else ""
 
 
 def short(text: Any, most: int = 60) -> str:

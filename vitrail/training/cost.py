@@ -33,7 +33,7 @@ _COMPILE_SECONDS = 60.0
 """Of a ViT, forward and backward, with nothing cached."""
 _COMPILED_GAIN = 0.2
 """Share of the training time that compiling saves."""
-_UTILIZATION = 0.35
+UTILIZATION = 0.35
 """Share of a GPU's peak FLOP/s that training without compiling reaches."""
 _ASSUMED_FLOPS = 100e12
 """Peak of a GPU that `Devices.peak` does not know, or in float32."""
@@ -44,7 +44,7 @@ must be launched."""
 
 def estimated_seconds(steps: int, flops: float, layers: int, peak: float) -> float:
     """Length of a run on a GPU; `flops` are those of an update."""
-    return steps * max(flops / (_UTILIZATION * peak), _LAYER_SECONDS * layers)
+    return steps * max(flops / (UTILIZATION * peak), _LAYER_SECONDS * layers)
 
 
 def plan_compilation(

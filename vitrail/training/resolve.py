@@ -132,8 +132,13 @@ def comparison_folder(resolved: Mapping[str, Resolved]) -> Path:
     raise AssertionError("folders are numbered without end")
 
 
-def resolve_config(what: str | Path, settings: Settings = (), lists: bool = False) -> Resolved:
-    """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try."""
+def resolve_config(
+    what: str | Path, settings: Settings = (), lists: bool = False, strict: bool = True
+) -> Resolved:
+    """RECIPE|FOLDER and SETTINGS; with `lists`, a list is a range for a sweep to try.
+
+    `strict` refuses settings that have no effect.
+    """
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
     recipe, extra, folder = _locate(what)
     written, given = read_recipe(find_recipe(recipe)), [*extra, *pairs]
@@ -144,10 +149,12 @@ def resolve_config(what: str | Path, settings: Settings = (), lists: bool = Fals
         override_value(values, f"sweep.{name}" if swept else name, value)
     _scale_warmup(values, before, {name for name, _ in given})
     config = build_config(values)
-    refuse_without_effect(
-        {name.removeprefix("sweep."): value for name, value in given},
-        [with_settings(config, one) for one in grid_points(config.sweep)] if lists else [config],
-    )
+    if strict:
+        points = grid_points(config.sweep) if lists else [{}]
+        refuse_without_effect(
+            {name.removeprefix("sweep."): value for name, value in given},
+            [with_settings(config, one) for one in points],
+        )
     changes = tuple(
         setting
         for setting in changed_settings(config, build_config(before))

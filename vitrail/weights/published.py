@@ -135,12 +135,14 @@ def model_cost(architecture: "Architecture") -> Cost:
     with torch.device("meta"), torch.no_grad():
         model = build(architecture).eval()
         images = torch.zeros(1, architecture.channels, *architecture.size)
-        tokens = model.tokens(images).shape[1]
         with FlopCounterMode(display=False) as counter:
-            model(images)
+            tokens = model.tokens(images)
+            features = model.pool_tokens(tokens)
+            if model.head is not None:
+                model.head(features)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     # The counter counts a multiplication and an addition as two.
-    return Cost(parameters, round(counter.get_total_flops() / 2e9, 4), tokens)
+    return Cost(parameters, round(counter.get_total_flops() / 2e9, 4), tokens.shape[1])
 
 
 def _write_costs() -> None:

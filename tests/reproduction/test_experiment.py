@@ -1,0 +1,146 @@
+"""Descriptions of experiments: all of the package's are complete, and mistakes are named."""
+
+import pytest
+
+from vitrail.errors import VitrailError
+from vitrail.reproduction.claims import Results, decide
+from vitrail.reproduction.experiment import (
+    EXPERIMENTS,
+    experiment_names,
+    load_experiment,
+    shared_scales,
+)
+
+DESIGNS = [
+    pytest.param(load_experiment(name).at(scale), id=f"{name}-{scale}")
+    for name in experiment_names()
+    for scale in load_experiment(name).scales
+]
+SMALLEST = """
+title = "A test"
+about = "Two widths."
+rows = [{ name = "a" }, { name = "b", settings = { "model.width" = 96 } }]
+
+[scales.smoke]
+"""
+
+
+def test_every_file_is_listed():
+    files = {path.stem for path in EXPERIMENTS.glob("*.toml")} - {"scales"}
+    assert set(experiment_names()) == files
+
+
+def test_every_table_and_figure_with_results_has_an_experiment():
+    tables = (f"table{i}" for i in (1, 2, 5, 6, 7, 8, 9))
+    figures = (f"figure{i}" for i in (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+    for name in (*tables, *figures, "section4.6", "flowers"):
+        assert load_experiment(name).title
+
+
+def test_every_experiment_has_a_smoke_scale_and_a_larger_one():
+    for name in experiment_names():
+        scales = load_experiment(name).scales
+        assert "smoke" in scales
+        assert len(scales) > 1
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_claims_name_cells_that_are_there(design):
+    assert design.cells
+    assert len({cell.name for cell in design.cells}) == len(design.cells)
+    results = Results(design, {})
+    for claim in design.claims:
+        decision = decide(claim, results)
+        assert decision.parts
+        assert decision.verdict is None
+
+
+@pytest.mark.parametrize("design", DESIGNS)
+def test_charts_have_axes(design):
+    experiment = design.experiment
+    if experiment.form == "chart" and not experiment.x and experiment.name != "table5":
+        assert all(cell.column.x for cell in design.cells)
+    for row in experiment.published.rows:
+        assert len(row) == len(experiment.published.columns)
+
+
+def test_each_claim_can_be_decided_where_accuracy_is_compared():
+    tested = {
+        claim.text
+        for name in experiment_names()
+        for scale in ("small", "medium", "full")
+        if scale in load_experiment(name).scales
+        for claim in load_experiment(name).at(scale).claims
+    }
+    known = {claim.text for name in experiment_names() for claim in load_experiment(name).claims}
+    assert tested == known
+    assert len(known) >= 25
+
+
+def test_a_cell_has_the_settings_of_scale_row_and_column():
+    design = load_experiment("table8").at("smoke")
+    cell = design.select("2-D | every layer")[0].cells[0]
+    (stage,) = design.stages(cell)
+    assert stage.recipe == "digits/vit"
+    assert stage.settings["model.positions"] == "factorized"
+    assert stage.settings["model.injection"] == "every"
+    assert stage.settings["train.steps"] == shared_scales()["smoke"].settings["train.steps"]
+
+
+def test_a_further_stage_has_the_settings_of_the_scale_alone():
+    design = load_experiment("section4.6").at("smoke")
+    first, second = design.stages(design.select("mean color")[0].cells[0])
+    assert first.settings["train.objective"] == "masked"
+    assert "train.objective" not in second.settings
+    assert second.settings["data.subset"] == 256
+
+
+def test_rows_stand_for_the_mean_of_their_columns():
+    design = load_experiment("figure2").at("smoke")
+    (point,) = design.select("larger ViT")
+    assert len(point.cells) == 2
+    assert load_experiment("table5").at("smoke").select("ViT")[0].name == "ViT | few"
+
+
+def test_a_name_may_be_a_table_or_figure_that_is_covered():
+    assert load_experiment("table6") == load_experiment("figure5")
+
+
+def test_an_experiment_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALLEST)
+    design = load_experiment(str(path)).at("smoke")
+    assert [cell.name for cell in design.cells] == ["a", "b"]
+    assert design.experiment.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('title = 1\nabout = ""\n[scales.smoke]\n', "title = 1"),
+        (SMALLEST.replace("title", "titel"), "did you mean 'title'"),
+        ('title = "A"\n[scales.smoke]\n', "about is missing"),
+        (SMALLEST.replace("smoke", "huge"), "unknown scale 'huge'"),
+        (SMALLEST.replace('"b"', "3"), "name = 3"),
+        ("title = ", "cannot read"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(VitrailError) as error:
+        load_experiment(str(path))
+    assert message in str(error.value)
+    assert "mine.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_names_are_errors(tmp_path):
+    with pytest.raises(VitrailError, match="did you mean 'table8'"):
+        load_experiment("tabel8")
+    with pytest.raises(VitrailError, match="cannot read"):
+        load_experiment(str(tmp_path / "missing.toml"))
+    with pytest.raises(VitrailError, match="it has smoke, medium, full"):
+        load_experiment("table2").at("small")
+    with pytest.raises(VitrailError, match="did you mean '1-D'"):
+        load_experiment("table8").at("smoke").select("1D")

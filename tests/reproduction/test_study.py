@@ -1,0 +1,322 @@
+"""Studies on digits: every number is measured once, whatever happens in between."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from tests.processes import start
+from vitrail.cli import main
+from vitrail.console import say
+from vitrail.errors import VitrailError
+from vitrail.reproduction import study as study_module
+from vitrail.reproduction.experiment import load_experiment
+from vitrail.reproduction.paper import list_experiments, paper, plan_paper
+from vitrail.reproduction.plan import plan
+from vitrail.reproduction.study import Study
+from vitrail.runs import Run, lock_folder
+
+EXPERIMENT = """
+title = "Two widths"
+about = "A test."
+
+[[rows]]
+name = "narrow"
+settings = { "model.width" = 24 }
+
+[[rows]]
+name = "wide"
+
+[[claims]]
+text = "Wider is better"
+paper = "not in it"
+test = "above"
+pairs = [["wide", "narrow"]]
+
+[scales.smoke]
+settings = { "train.steps" = 2 }
+"""
+GRID = EXPERIMENT.replace('name = "wide"', 'name = "wide"\ngrid = { "optim.lr" = [1e-4, 3e-3] }')
+STAGES = EXPERIMENT.replace(
+    'name = "wide"', 'name = "wide"\nthen = [{ settings = { "data.size" = 16 } }]'
+)
+
+
+@pytest.fixture
+def described(tmp_path):
+    def write(text: str = EXPERIMENT) -> str:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def run(name: str, out: Path, **options) -> dict:
+    return paper([name], scale="smoke", out=out, device="cpu", **options)
+
+
+def results(out: Path) -> dict[str, dict]:
+    return {path.stem: json.loads(path.read_text()) for path in (out / "results").iterdir()}
+
+
+def times(out: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
+
+
+def test_a_number_is_measured_once(described, tmp_path):
+    out = tmp_path / "study"
+    first = run(described(), out)
+    (experiment,) = first["experiments"]
+    assert (experiment["done"], experiment["tasks"]) == (4, 4)
+    assert experiment["claims"][0]["verdict"] in ("held", "not held", "undecided")
+    before = times(out)
+    assert run(described(), out)["experiments"] == first["experiments"]
+    assert times(out) == before
+    # With one more row, only that is run.
+    more = EXPERIMENT.replace(
+        "[[claims]]", '[[rows]]\nname = "more"\nsettings = { "model.depth" = 1 }\n[[claims]]'
+    )
+    run(described(more), out)
+    assert len(times(out)) == 6
+    assert before.items() <= times(out).items()
+
+
+def test_a_result_says_what_it_is_of(described, tmp_path):
+    run(described(), tmp_path / "study")
+    for key, result in results(tmp_path / "study").items():
+        folder = tmp_path / "study" / "runs" / key
+        assert result["top1"] == Run(folder).evaluation("test")["top1"]
+        assert result["n"] == 359
+        assert result["exaflops"] > 0
+        assert result["versions"]["torch"]
+        assert not (folder / "last.pt").exists()
+        assert result["command"].startswith("vitrail train digits/vit ")
+        assert "train.steps=2" in result["command"]
+
+
+def test_the_command_of_a_result_trains_the_same(described, tmp_path, monkeypatch):
+    run(described(), tmp_path / "study")
+    result = next(one for one in results(tmp_path / "study").values() if one["seed"] == 1)
+    monkeypatch.chdir(tmp_path)
+    words = result["command"].split()[1:]
+    main([*words, "--out", "again", "--device", "cpu"], standalone_mode=False)
+    assert Run(tmp_path / "again").evaluation("test")["top1"] == result["top1"]
+
+
+def test_settings_are_chosen_on_val(described, tmp_path):
+    out = tmp_path / "study"
+    run(described(GRID), out)
+    found = results(out).values()
+    trials = [one for one in found if one["trial"]]
+    assert len(trials) == 2
+    assert all(one["top1"] is None and one["val_top1"] is not None for one in trials)
+    best = max(trials, key=lambda one: (one["val_top1"], -one["val_loss"]))
+    rate = next(setting for setting in best["settings"] if setting.startswith("optim.lr="))
+    wide = [one for one in found if not one["trial"] and "model.width=24" not in one["settings"]]
+    assert len(wide) == 2
+    for one in wide:
+        assert rate in one["settings"]
+        assert "data.train_on=train+val" in one["settings"]
+
+
+def test_a_stage_starts_from_the_weights_of_the_one_before(described, tmp_path):
+    out = tmp_path / "study"
+    run(described(STAGES), out)
+    later = [one for one in results(out).values() if one["parent"]]
+    assert len(later) == 2
+    for one in later:
+        parent = results(out)[one["parent"]]
+        assert parent["seed"] == one["seed"]
+        # As in Table 6: the compute of pre-training alone.
+        assert one["compute"] == pytest.approx(parent["exaflops"])
+        assert one["exaflops"] != pytest.approx(parent["exaflops"])
+
+
+def test_weights_that_are_needed_again_are_trained_again(described, tmp_path):
+    out = tmp_path / "study"
+    run(described(), out)
+    before = results(out)
+    for folder in (out / "runs").iterdir():
+        (folder / "model.safetensors").unlink()
+    # A repository holds results without weights: they are enough for the page ...
+    assert run(described(), out)["experiments"][0]["done"] == 4
+    assert results(out) == before
+    # ... and what is fine-tuned from them is trained to the same accuracy.
+    run(described(STAGES), out)
+    after = results(out)
+    assert {key: one["top1"] for key, one in before.items()}.items() <= {
+        key: one["top1"] for key, one in after.items()
+    }.items()
+
+
+def test_a_new_measure_of_a_known_run_trains_nothing(described, tmp_path, monkeypatch):
+    out = tmp_path / "study"
+    run(described(), out)
+    monkeypatch.setattr(study_module, "train_config", lambda *_, **__: pytest.fail("trained"))
+    run(described(EXPERIMENT.replace("[[rows]]", 'measures = ["fewshot"]\n[[rows]]', 1)), out)
+    assert all(one["fewshot"] > 0 for one in results(out).values())
+    assert all(one["measured"] == ["fewshot"] for one in results(out).values())
+
+
+def test_a_failure_does_not_stop_the_others(described, tmp_path, monkeypatch):
+    train = study_module.train_config
+
+    def failing(config, *arguments, **options):
+        if config.model.width == 24:
+            raise VitrailError("no space left")
+        return train(config, *arguments, **options)
+
+    monkeypatch.setattr(study_module, "train_config", failing)
+    result = run(described(), tmp_path / "study")
+    assert len(result["failures"]) == 2
+    assert "narrow" in result["failures"][0]
+    assert "no space left" in result["failures"][0]
+    assert result["experiments"][0]["done"] == 2
+    assert result["experiments"][0]["claims"][0]["verdict"] == "not measured"
+    # It is not a result, so it is tried again.
+    monkeypatch.undo()
+    assert run(described(), tmp_path / "study")["experiments"][0]["done"] == 4
+
+
+def test_a_run_that_diverges_is_a_result(described, tmp_path):
+    text = EXPERIMENT.replace(
+        '"model.width" = 24', '"optim.name" = "sgd", "optim.lr" = 1e30, "optim.clip" = 0.0'
+    )
+    result = run(described(text.replace('"train.steps" = 2', '"train.steps" = 20')), tmp_path)
+    assert result["experiments"][0]["done"] == 4
+    assert result["failures"] == []
+    assert result["experiments"][0]["results"]["narrow"] == {}
+    assert "diverged" in (tmp_path / "mine.html").read_text()
+
+
+def test_after_the_time_no_run_is_started(described, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        clock = iter(range(0, 10_000, 20))
+        patch.setattr(study_module.time, "monotonic", lambda: float(next(clock)))
+        result = run(described(), tmp_path, minutes=1.0)
+    assert 0 < result["experiments"][0]["done"] < 4
+    assert "the same command goes on" in capsys.readouterr().err
+    assert run(described(), tmp_path)["experiments"][0]["done"] == 4
+
+
+def in_another_process(folder: Path, name: str) -> None:
+    design = load_experiment(name).at("smoke")
+    Study([design], folder, "cpu").work()
+
+
+def test_processes_share_a_study(described, tmp_path):
+    name, out = described(STAGES), tmp_path / "study"
+    helpers = [start(in_another_process, out, name) for _ in range(2)]
+    for helper in helpers:
+        helper.join()
+    assert [helper.exitcode for helper in helpers] == [0, 0]
+    found = results(out)
+    assert len(found) == 6
+    for key in found:
+        # Each run was trained once, from the beginning to the end.
+        assert Run(out / "runs" / key).info()["cost"]["sessions"] == 1
+
+
+def test_what_another_process_is_at_is_left_to_it(described, tmp_path):
+    study = Study([load_experiment(described()).at("smoke")], tmp_path, "cpu")
+    first, second = study.ready_tasks()[:2]
+    busy = multiprocessing.get_context("fork").Event()
+    done = multiprocessing.get_context("fork").Event()
+    holder = start(hold, tmp_path / "locks" / first.key, busy, done)
+    busy.wait(60)
+    assert not study._do(first)
+    assert study._do(second)
+    done.set()
+    holder.join()
+    assert study.result(first) is None
+    assert study.result(second) is not None
+
+
+def hold(folder: Path, busy, done) -> None:
+    with lock_folder(folder):
+        busy.set()
+        done.wait(60)
+
+
+def test_jobs_are_processes_of_the_same_study(described, tmp_path):
+    result = run(described(), tmp_path, jobs=2)
+    assert result["experiments"][0]["done"] == 4
+
+
+def test_the_plan_counts_every_run_once(described):
+    study = Study([load_experiment(described(STAGES)).at("smoke")], Path("none"))
+    runs = plan(study, study.designs[0])
+    assert len(runs) == 6
+    assert {run.seen for run in runs} == {2 * 64}
+    assert all(run.images == 512 for run in runs)
+    later = [run for run in runs if run.task.parent]
+    assert all(run.gmacs > 3 * runs[0].gmacs for run in later)  # at twice the size
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small", "medium"])
+def test_every_experiment_has_a_plan(scale):
+    # Not those whose models are the largest.
+    names = [
+        one["name"]
+        for one in list_experiments()
+        if scale in one["scales"] and one["name"] not in ("figure12", "figure2")
+    ]
+    for name, row in plan_paper(names, scale=scale).items():
+        assert row["runs"] > 0
+        trained = load_experiment(name).train
+        assert all((kind["exaflops"] > 0) == trained for kind in row["kinds"])
+        assert all(kind["images"] > 0 for kind in row["kinds"] if trained)
+
+
+def test_full_plans_cost_what_the_paper_says():
+    paper = {"b32": 55, "b16": 224, "l32": 196, "l16_7ep": 783, "l16_14ep": 1567, "h14": 4262}
+    plans = plan_paper(["table2", "table5", "table6"], scale="full")
+    for name, row in plans.items():
+        costs = {
+            kind["recipe"].removeprefix("pretrain/jft/"): kind["exaflops"]
+            for kind in row["kinds"]
+            if kind["recipe"].startswith("pretrain/jft/")
+        }
+        vits = {model: cost for model, cost in costs.items() if model in paper}
+        assert len(vits) == {"table2": 2, "table5": 5, "figure5": 6}[name]
+        for model, cost in vits.items():
+            assert cost == pytest.approx(paper[model], rel=0.05)
+        assert all(kind["gpu_hours"] > 0 < kind["state_bytes"] for kind in row["kinds"])
+
+
+def test_experiments_are_listed(capsys):
+    main(["paper"], standalone_mode=False)
+    listed = capsys.readouterr().out
+    for one in list_experiments():
+        assert one["name"] in listed
+    main(["paper", "table8", "--scale", "smoke", "--plan", "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["table8"]["runs"] == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["table8", "--scale", "huge"], "no scale 'huge'"),
+        (["tabel8"], "did you mean 'table8'"),
+        (["table8", "--jobs", "0"], "--jobs"),
+        (["table8", "--scale", "smoke", "optim.lrr=3"], "optim.lrr"),
+        (["table2", "--scale", "small"], "has no scale 'small'"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["paper", *words])
+    assert end.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert message in error[0]
+
+
+def test_settings_apply_to_the_first_stage(described, tmp_path):
+    say("")  # a line between progress and results
+    paper([described(STAGES)], ["optim.lr=0.002"], scale="smoke", out=tmp_path, device="cpu")
+    found = results(tmp_path).values()
+    assert all(("optim.lr=0.002" in one["settings"]) == (one["parent"] is None) for one in found)

@@ -1,0 +1,327 @@
+"""The description of an experiment: what is trained, what varies, and which claims it tests.
+
+An experiment is a TOML file in `experiments/`: a grid of rows and columns, each with settings on
+top of a recipe. `scales.toml` holds what all experiments have in common at a scale.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from vitrail.errors import VitrailError, did_you_mean
+
+EXPERIMENTS = Path(str(files("vitrail.reproduction"))) / "experiments"
+_SCALES = EXPERIMENTS / "scales.toml"
+BETWEEN = " | "
+"""Separates the row and the column of a cell."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A training run that starts from the weights of the one before it."""
+
+    recipe: str = ""
+    """Empty: the recipe and the settings of the scale."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A row or a column: settings on top of those of the scale."""
+
+    name: str
+    recipe: str = ""
+    """In place of the recipe of the scale."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    then: tuple[Stage, ...] = ()
+    """Further stages: fine-tuning."""
+    columns: tuple[str, ...] = ()
+    """The columns of a row; empty: all of them."""
+    lines: tuple[str, ...] = ()
+    """The lines of a chart that pass through a row; empty: one line along its columns."""
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values for the last stage, chosen on val."""
+    x: float | None = None
+    """Where a column is on the axis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence of the paper, and the test that decides it (see `claims.py`)."""
+
+    text: str
+    paper: str
+    """What the paper found."""
+    test: str
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Cells, rows or lines to compare: the first with the second."""
+    of: tuple[str, ...] = ()
+    """Cells, rows or lines that are tested one by one; empty: all."""
+    expected: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the paper by cell."""
+    margin: float = 0.0
+    measure: str = ""
+    """Another measure than the experiment's."""
+    scales: tuple[str, ...] = ()
+    """Where the results can decide it; empty: at every scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What the paper printed: a table, or the points of a figure."""
+
+    caption: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    """Cells, the first of which is the name of the row."""
+    points: tuple[tuple[str, float, float], ...] = ()
+    """Line, x and y."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """The size of an experiment: what replaces or adds to the rest of its description."""
+
+    about: str = ""
+    recipe: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 0
+    rows: tuple[Arm, ...] = ()
+    columns: tuple[Arm, ...] = ()
+    images: Mapping[str, int] = field(default_factory=dict)
+    """Training images of datasets, for the plan."""
+    note: str = ""
+    """How this differs from the paper."""
+    quiet: bool = False
+    """Print one line for a run in place of its log."""
+    benchmark_seconds: float = 5.0
+    """For the speed of one model."""
+    pretrain_once: bool = False
+    """Only the last stage is repeated with every seed, as in the paper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One or more tables and figures of the paper."""
+
+    name: str
+    title: str
+    about: str
+    """What the paper did."""
+    also: tuple[str, ...] = ()
+    """Other names: the tables and figures that it covers."""
+    train: bool = True
+    """Train models; otherwise they are measured as they are built."""
+    measure: str = "top1"
+    """The figure in each cell."""
+    unit: Literal["%", ""] = "%"
+    """Whether it is a fraction."""
+    measures: tuple[Literal["fewshot", "inspection", "size", "speed"], ...] = ()
+    """What is measured besides accuracy on test."""
+    form: Literal["table", "chart", "curve"] = "table"
+    """curve: over the epochs of training."""
+    average: bool = False
+    """Columns are datasets, and a row stands for the mean over them."""
+    x: str = ""
+    """The measure on the axis of a chart; empty: the `x` of the columns."""
+    x_label: str = ""
+    rows: tuple[Arm, ...] = ()
+    columns: tuple[Arm, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    published: Published = field(default_factory=Published)
+    scales: Mapping[str, Scale]
+
+    def at(self, name: str) -> "Design":
+        """The experiment at a scale."""
+        if name not in self.scales:
+            scales = ", ".join(self.scales)
+            raise VitrailError(f"{self.name} has no scale '{name}'; it has {scales}")
+        own, shared = self.scales[name], shared_scales()[name]
+        merged = replace(
+            own,
+            about=shared.about,
+            recipe=own.recipe or shared.recipe,
+            settings={**({} if own.recipe else shared.settings), **own.settings},
+            seeds=own.seeds or shared.seeds,
+            images={**shared.images, **own.images},
+            quiet=shared.quiet,
+            benchmark_seconds=shared.benchmark_seconds,
+            pretrain_once=own.pretrain_once or shared.pretrain_once,
+        )
+        return Design(
+            experiment=self,
+            name=name,
+            scale=merged,
+            rows=own.rows or self.rows,
+            columns=own.columns or self.columns or (Arm(name=""),),
+            claims=tuple(c for c in self.claims if name in (c.scales or (name,))),
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row and a column."""
+
+    row: Arm
+    column: Arm
+
+    @property
+    def name(self) -> str:
+        return BETWEEN.join(filter(None, (self.row.name, self.column.name)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """An experiment at one scale: its cells."""
+
+    experiment: Experiment
+    name: str
+    scale: Scale
+    rows: tuple[Arm, ...]
+    columns: tuple[Arm, ...]
+    claims: tuple[Claim, ...]
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(row, column)
+            for row in self.rows
+            for column in self.columns
+            if column.name in (row.columns or (column.name,))
+        ]
+
+    def stages(self, cell: Cell) -> list[Stage]:
+        """The training runs of a cell, with all their settings."""
+        row, column, scale = cell.row, cell.column, self.scale
+        recipe = column.recipe or row.recipe or scale.recipe
+        settings = {**scale.settings, **row.settings, **column.settings}
+        first = Stage(recipe=recipe, settings=settings)
+        return [first, *map(self._complete, (*row.then, *column.then))]
+
+    def _complete(self, stage: Stage) -> Stage:
+        if stage.recipe:
+            return stage
+        settings = {**self.scale.settings, **stage.settings}
+        return Stage(recipe=self.scale.recipe, settings=settings)
+
+    @property
+    def points(self) -> list["Point"]:
+        """What is compared: the cells, or the rows where a row stands for the mean of its cells."""
+        if not self.experiment.average:
+            return [Point((cell,)) for cell in self.cells]
+        rows = ([cell for cell in self.cells if cell.row is row] for row in self.rows)
+        return [Point(tuple(cells)) for cells in rows]
+
+    def lines(self) -> dict[str, list["Point"]]:
+        """The lines of a chart."""
+        lines: dict[str, list[Point]] = {}
+        for point in self.points:
+            row = point.cells[0].row
+            for line in row.lines or (row.name,):
+                lines.setdefault(line, []).append(point)
+        return lines
+
+    def select(self, name: str) -> list["Point"]:
+        """The points of a name: that of a cell, a row or a line."""
+        exact = [point for point in self.points if point.name == name]
+        found = exact or [point for point in self.points if point.cells[0].row.name == name]
+        found = found or self.lines().get(name, [])
+        if not found:
+            known = [*(point.name for point in self.points), *self.lines()]
+            raise VitrailError(
+                f"{self.experiment.name} has no '{name}' at this scale{did_you_mean(name, known)}"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Point:
+    """One or more cells whose mean is compared."""
+
+    cells: tuple[Cell, ...]
+
+    @property
+    def name(self) -> str:
+        return self.cells[0].name if len(self.cells) == 1 else self.cells[0].row.name
+
+
+# Reading
+
+
+def experiment_names() -> list[str]:
+    """The experiments of the package, in the order of the paper."""
+    return list(_read(_SCALES)["experiments"])
+
+
+def load_experiment(name: str) -> Experiment:
+    """An experiment by its name, by a table or figure that it covers, or from a TOML file."""
+    if name.endswith(".toml"):
+        return _read_experiment(Path(name))
+    known = {}
+    for one in experiment_names():
+        experiment = _read_experiment(EXPERIMENTS / f"{one}.toml")
+        known |= dict.fromkeys((one, *experiment.also), experiment)
+    if name not in known:
+        hint = did_you_mean(name, list(known)) or "; `vitrail paper` lists them"
+        raise VitrailError(f"no experiment named '{name}'{hint}")
+    return known[name]
+
+
+@cache
+def shared_scales() -> dict[str, Scale]:
+    """What all experiments have in common, by scale."""
+    scales = _read(_SCALES)["scales"]
+    return {name: _build(Scale, table, name) for name, table in scales.items()}
+
+
+def _read_experiment(path: Path) -> Experiment:
+    experiment = _build(Experiment, _read(path) | {"name": path.stem}, str(path))
+    for scale in experiment.scales:
+        if scale not in shared_scales():
+            raise VitrailError(
+                f"{path}: unknown scale '{scale}'; one of {', '.join(shared_scales())}"
+            )
+    return experiment
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise VitrailError(f"cannot read {path}: {error}") from None
+
+
+def _build(kind: Any, value: Any, where: str) -> Any:
+    """A value of a TOML file as `kind`; an error says where it does not fit."""
+    if is_dataclass(kind) and isinstance(value, dict):
+        return _build_fields(kind, value, where)
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is tuple and isinstance(value, list):
+        kinds = inner if inner[-1] is not ... else inner[:1] * len(value)
+        if len(kinds) == len(value):
+            return tuple(map(_build, kinds, value, [where] * len(value)))
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _build(inner[1], one, f"{where}: {key}") for key, one in value.items()}
+    if origin is Literal and value in inner:
+        return value
+    if float in (kind, *inner) and type(value) in (int, float):
+        return float(value)
+    if kind is Any or type(value) is kind:
+        return value
+    raise VitrailError(f"{where} = {value!r} is not what was expected")
+
+
+def _build_fields(kind: Any, table: Mapping[str, Any], where: str) -> Any:
+    types = get_type_hints(kind)
+    for name in table:
+        if name not in types:
+            raise VitrailError(f"{where}: unknown key '{name}'{did_you_mean(name, list(types))}")
+    required = {one.name for one in fields(kind) if one.default is one.default_factory is MISSING}
+    if missing := sorted(required - table.keys()):
+        raise VitrailError(f"{where}: {missing[0]} is missing")
+    title = f"{where}: {table['name']}" if "name" in table else where
+    return kind(**{name: _build(types[name], v, f"{title}: {name}") for name, v in table.items()})

@@ -1,0 +1,354 @@
+"""The pages of a study: one for each experiment, and the scoreboard of all claims."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from vitrail.console import NONE, mean_std, plural
+from vitrail.evaluation.show import Table
+from vitrail.files import write_text
+from vitrail.reporting.charts import (
+    RUN_COLORS,
+    PointSeries,
+    Scatter,
+    draw_distances,
+    draw_scatter,
+)
+from vitrail.reporting.rendering import duration, operations, significant, write_page
+from vitrail.reproduction.claims import Decision, Part, Results, decide
+from vitrail.reproduction.experiment import Cell, Point
+
+_TEMPLATES = "vitrail.reproduction"
+_FRACTIONS = ("top1", "fewshot", "val_top1")
+_COMPUTE = ("exaflops", "compute")
+_COMPUTE_UNITS = (
+    (1.0, "exaFLOPs"),
+    (1e-3, "petaFLOPs"),
+    (1e-6, "teraFLOPs"),
+    (1e-9, "gigaFLOPs"),
+)
+_TITLES = {
+    "top1": "test top-1",
+    "fewshot": "5-shot",
+    "val_top1": "val top-1",
+    "gmacs": "GMACs",
+    "parameters": "parameters",
+    "images_per_second": "images/s",
+    "largest_batch": "largest batch",
+    "distance_growth": "growth of attention distance",
+}
+_IMAGES = {
+    "filters": "Filters of the patch embedding, principal components",
+    "positions": "Similarity of each position embedding with all others",
+    "picture": "Image, attention rollout, rollout for the class, patch features",
+}
+NOT_MEASURED = "not measured"
+
+
+def write_experiment(folder: Path, results: Results) -> Path:
+    """The page of an experiment: the paper's table or figure, ours, claims and every run."""
+    design, experiment = results.design, results.design.experiment
+    published = experiment.published
+    runs = [
+        (cell, seed, result) for cell in design.cells for seed, result in results.of(cell).items()
+    ]
+    first = next((result for _, _, result in runs), None)
+    return write_page(
+        folder / f"{experiment.name}.html",
+        "experiment.html",
+        package=_TEMPLATES,
+        experiment=experiment,
+        scale=design.scale,
+        scale_name=design.name,
+        decisions=[_decision_row(one) for one in decisions(results)],
+        paper_table=Table(title="", columns=published.columns, rows=published.rows, note="")
+        if published.rows
+        else None,
+        paper_chart=_published_chart(results),
+        table_ours=_table(results),
+        chart_ours=_chart(results),
+        details=_details(results),
+        images=_images(first or {}),
+        distances=draw_distances(((first or {}).get("distances") or {}).get("layers", ())),
+        measure=_TITLES.get(experiment.measure, experiment.measure),
+        conditions=_conditions([result for _, _, result in runs]),
+        runs=[_run_row(results, *run) for run in runs],
+    )
+
+
+def _images(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Captions and data URIs of the drawings of a run."""
+    images = result.get("images", {})
+    captions = {name: _IMAGES.get(name.partition("-")[0], name) for name in images}
+    return [(captions[name], uri) for name, uri in images.items()]
+
+
+def decisions(results: Results) -> list[Decision]:
+    return [decide(claim, results) for claim in results.design.claims]
+
+
+def write_scoreboard(folder: Path, scale: str, all_results: Sequence[Results]) -> Path:
+    """The claims of all experiments, as a page and as Markdown."""
+    rows = [
+        {"experiment": results.design.experiment, **_decision_row(decision)}
+        for results in all_results
+        for decision in decisions(results)
+    ]
+    counts = {
+        verdict: sum(row["verdict"] == verdict for row in rows)
+        for verdict in ("held", "not held", "undecided", NOT_MEASURED)
+    }
+    write_text(folder / "README.md", _markdown(scale, rows, counts))
+    about = all_results[0].design.scale.about if all_results else ""
+    return write_page(
+        folder / "index.html",
+        "scoreboard.html",
+        package=_TEMPLATES,
+        scale_name=scale,
+        about=about,
+        rows=rows,
+        counts=counts,
+    )
+
+
+def _markdown(scale: str, rows: Sequence[dict[str, Any]], counts: dict[str, int]) -> str:
+    summary = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
+    lines = [
+        f"# Claims of the paper at the {scale} scale",
+        "",
+        f"{plural(len(rows), 'claim')}: {summary}. Written by `vitrail paper --scale {scale}`; "
+        "differences are paired by seed, intervals cover 95%.",
+        "",
+        "| experiment | claim | verdict | evidence |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        name = row["experiment"].name
+        evidence = "<br>".join(row["evidence"])
+        cells = (f"[{name}]({name}.html)", row["text"], row["verdict"], evidence)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+# Claims
+
+
+def _decision_row(decision: Decision) -> dict[str, Any]:
+    claim = decision.claim
+    measure = claim.measure
+    verdict = decision.verdict or NOT_MEASURED
+    return {
+        "text": claim.text,
+        "paper": claim.paper,
+        "verdict": verdict,
+        "css": verdict.replace(" ", "-"),
+        "evidence": [evidence(part, measure, claim.test) for part in decision.parts],
+    }
+
+
+def evidence(part: Part, measure: str = "", test: str = "") -> str:
+    """`class − mean: +0.31 points (95% interval −0.10 to 0.72), n = 5`."""
+    found = part.estimate
+    if found is None:
+        return f"{part.name}: {NOT_MEASURED}"
+    scale, unit = 1.0, ""
+    if test == "near":
+        scale, unit = 100.0, "%"
+    elif measure in ("", *_FRACTIONS):
+        scale, unit = 100.0, " points"
+    text = f"{part.name}: {_signed(scale * found.mean)}{unit}"
+    if found.low is not None and found.high is not None:
+        text += f" ({_signed(scale * found.low)} to {_signed(scale * found.high)})"
+        text += f", n = {found.n}"
+    elif found.n == 1 and found.verdict == "undecided":
+        text += ", one seed"
+    if found.needed:
+        text += f"; about {plural(found.needed, 'seed')} would decide it"
+    return text
+
+
+def _signed(value: float) -> str:
+    places = 2 if 0.1 <= abs(value) < 1000 or not value else 0 if abs(value) >= 1000 else 4
+    return f"{value:+,.{places}f}".replace("-", "−")
+
+
+# The table and the chart
+
+
+def _table(results: Results) -> Table | None:
+    """The experiment's measure by row and column."""
+    design = results.design
+    columns = [column for column in design.columns if any(c.column == column for c in design.cells)]
+    cells = {(cell.row.name, cell.column.name): cell for cell in design.cells}
+    measure = design.experiment.measure
+    named = [column.name or _TITLES.get(measure, measure) for column in columns]
+    rows = []
+    for row in design.rows:
+        found = (cells.get((row.name, column.name)) for column in columns)
+        rows.append((row.name, *("n/a" if c is None else figure(results, c) for c in found)))
+    n = design.scale.seeds if design.experiment.train else 1
+    note = f"Mean ± standard deviation over {plural(n, 'seed')}." if n > 1 else ""
+    return Table(title=design.experiment.title, columns=("", *named), rows=rows, note=note)
+
+
+def figure(results: Results, cell: Cell, measure: str = "") -> str:
+    """`84.21 ± 0.32%`, with the number of seeds if some are missing."""
+    experiment = results.design.experiment
+    measure = measure or experiment.measure
+    values = list(results.values(Point((cell,)), measure).values())
+    missing = len(results.of(cell)) - len(values)
+    if not values:
+        return "diverged" if missing else NONE
+    std = stdev(values) if len(values) > 1 else None
+    if measure in _FRACTIONS:
+        text = f"{mean_std(fmean(values), std)}%"
+    else:
+        text = significant(fmean(values)) + (f" ± {significant(std)}" if std else "")
+    expected = results.design.scale.seeds if experiment.train else 1
+    if len(values) < expected:
+        text += f" (n = {len(values)}{f', {missing} diverged' if missing else ''})"
+    return text
+
+
+def _chart(results: Results) -> Scatter | None:
+    """A line for each model, through the means of its points or along its training."""
+    design, experiment = results.design, results.design.experiment
+    if experiment.form == "table":
+        return None
+    percent = 100.0 if experiment.measure in _FRACTIONS else 1.0
+    unit, x_name = _axis(results)
+    series = []
+    if experiment.form == "curve":
+        lines = {point.name: _curve(results, point) for point in design.points}
+    else:
+        lines = {
+            name: [place for point in points if (place := _place(results, point))]
+            for name, points in design.lines().items()
+        }
+    for number, (name, places) in enumerate(lines.items()):
+        series.append(
+            PointSeries(
+                x=[x / unit for x, _, _ in places],
+                y=[percent * y for _, y, _ in places],
+                error=[percent * std for _, _, std in places],
+                color=RUN_COLORS[number % len(RUN_COLORS)],
+                label=name,
+                joined=True,
+            )
+        )
+    scatter = Scatter(
+        title=experiment.title,
+        x_name=x_name,
+        series=series,
+        unit="%" if percent > 1 else "",
+        log_y=percent == 1,
+    )
+    return draw_scatter(scatter, f"ours-{experiment.name}")
+
+
+def _axis(results: Results) -> tuple[float, str]:
+    """The unit of the x axis, and its name."""
+    experiment = results.design.experiment
+    if experiment.x not in _COMPUTE:
+        return 1.0, experiment.x_label
+    largest = max((results.x(point) or 0.0 for point in results.design.points), default=0.0)
+    return next((pair for pair in _COMPUTE_UNITS if largest >= pair[0]), _COMPUTE_UNITS[-1])
+
+
+def _place(results: Results, point: Point) -> tuple[float, float, float] | None:
+    """x, mean and standard deviation."""
+    x, values = results.x(point), list(results.values(point).values())
+    if x is None or not values:
+        return None
+    return x, fmean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def _curve(results: Results, point: Point) -> list[tuple[float, float, float]]:
+    """Mean accuracy on val by epoch."""
+    by_epoch: dict[float, list[float]] = {}
+    for result in results.of(point.cells[0]).values():
+        for event in result.get("curve", ()):
+            value = event.get("fewshot", event.get("top1"))
+            if value is not None:
+                by_epoch.setdefault(round(event["epoch"], 2), []).append(value)
+    return [(epoch, fmean(values), 0.0) for epoch, values in sorted(by_epoch.items())]
+
+
+def _published_chart(results: Results) -> Scatter | None:
+    experiment = results.design.experiment
+    points = experiment.published.points
+    if not points:
+        return None
+    names = dict.fromkeys(line for line, _, _ in points)
+    series = [
+        PointSeries(
+            x=[x for line, x, _ in points if line == name],
+            y=[y for line, _, y in points if line == name],
+            color=RUN_COLORS[number % len(RUN_COLORS)],
+            label=name,
+            joined=True,
+        )
+        for number, name in enumerate(names)
+    ]
+    x_name = "exaFLOPs" if experiment.x in _COMPUTE else experiment.x_label
+    scatter = Scatter(title=experiment.published.caption, x_name=x_name, series=series, unit="%")
+    return draw_scatter(scatter, f"paper-{experiment.name}")
+
+
+# What the figures rest on
+
+
+def _details(results: Results) -> Table:
+    """Every cell with its other measures and its cost."""
+    trained = results.design.experiment.train
+    shown = {
+        name: title
+        for name, title in _TITLES.items()
+        if any(results.values(Point((cell,)), name) for cell in results.design.cells)
+    }
+    rows = []
+    for cell in results.design.cells:
+        costs = (results.mean(Point((cell,)), name) for name in ("exaflops", "seconds"))
+        compute, seconds = costs
+        rows.append(
+            (
+                cell.name,
+                str(len(results.of(cell))),
+                *(figure(results, cell, name) for name in shown),
+                *((operations(compute), duration(seconds)) if trained else ()),
+            )
+        )
+    columns = ("cell", "n", *shown.values(), *(("compute", "time") if trained else ()))
+    note = "Compute and time are those of the last stage, per run." if trained else ""
+    return Table(title="Every cell", columns=columns, rows=rows, note=note)
+
+
+def _conditions(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Hardware and versions, each combination once."""
+    found: dict[str, int] = {}
+    for result in results:
+        versions = result.get("versions", {})
+        parts = [result.get("hardware", ""), result.get("precision", "")]
+        parts += [f"{name} {versions[name]}" for name in ("vitrail", "torch") if name in versions]
+        text = " · ".join(filter(None, parts))
+        found[text] = found.get(text, 0) + 1
+    return [f"{text} ({plural(n, 'run')})" for text, n in found.items()]
+
+
+def _run_row(results: Results, cell: Cell, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
+    value = result.get(results.design.experiment.measure)
+    fraction = results.design.experiment.measure in _FRACTIONS
+    return {
+        "cell": cell.name,
+        "seed": seed,
+        "figure": result.get("message", "") or NONE
+        if value is None
+        else f"{100 * value:.2f}%"
+        if fraction
+        else significant(value),
+        "n": result.get("n"),
+        "exaflops": result.get("exaflops"),
+        "seconds": result.get("seconds"),
+        "command": result.get("command", ""),
+    }

@@ -1,0 +1,287 @@
+"""`vitrail paper`: the paper's tables and figures, run again at a chosen scale."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitrail.config import parse_setting
+from vitrail.console import byte_size, duration, echo, plural, print_table, say
+from vitrail.devices import cores
+from vitrail.errors import VitrailError
+from vitrail.reproduction.claims import Decision
+from vitrail.reproduction.experiment import (
+    Design,
+    experiment_names,
+    load_experiment,
+    shared_scales,
+)
+from vitrail.reproduction.pages import (
+    NOT_MEASURED,
+    decisions,
+    evidence,
+    write_experiment,
+    write_scoreboard,
+)
+from vitrail.reproduction.plan import PlannedRun, plan
+from vitrail.reproduction.study import Study
+from vitrail.training.resolve import RUNS, Settings
+
+ALL = "all"
+
+
+def paper(
+    names: Sequence[str],
+    settings: Settings = (),
+    *,
+    scale: str = "small",
+    out: str | Path | None = None,
+    jobs: int = 1,
+    minutes: float = 0.0,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Runs experiments of the paper at a scale, and writes their pages and the scoreboard.
+
+    What is done is not run again: the same command goes on where it stopped. Several processes,
+    also on several hosts, can share the folder `out`. After `minutes`, no further run is started.
+    """
+    if jobs < 1 or minutes < 0:
+        raise VitrailError("--jobs and --minutes: expected numbers above zero")
+    study = _open_study(names, settings, scale, out, device)
+    _announce(study, scale)
+    try:
+        _run(study, jobs, minutes)
+    finally:
+        _write_pages(study, scale)
+    return {
+        "scale": scale,
+        "out": str(study.folder),
+        "experiments": [_summary(study, design) for design in study.designs],
+        "failures": list(study.failures.values()),
+        "report": str(study.folder / "index.html"),
+    }
+
+
+def plan_paper(
+    names: Sequence[str], settings: Settings = (), *, scale: str = "small"
+) -> dict[str, Any]:
+    """What experiments would cost at a scale: runs, data, exaFLOPs, GPU-hours and memory."""
+    study = _open_study(names, settings, scale)
+    return {design.experiment.name: _plan_row(plan(study, design)) for design in study.designs}
+
+
+def list_experiments() -> list[dict[str, Any]]:
+    """The experiments of the package, with their scales and claims."""
+    return [
+        {
+            "name": experiment.name,
+            "also": list(experiment.also),
+            "title": experiment.title,
+            "scales": list(experiment.scales),
+            "claims": [claim.text for claim in experiment.claims],
+        }
+        for experiment in map(load_experiment, experiment_names())
+    ]
+
+
+def _open_study(
+    names: Sequence[str],
+    settings: Settings,
+    scale: str,
+    out: str | Path | None = None,
+    device: str = "auto",
+) -> Study:
+    if scale not in shared_scales():
+        raise VitrailError(f"no scale '{scale}'; expected one of {', '.join(shared_scales())}")
+    folder = Path(out) if out else RUNS / f"paper-{scale}"
+    pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
+    return Study(_designs(names, scale), folder, device, dict(pairs))
+
+
+def _designs(names: Sequence[str], scale: str) -> list[Design]:
+    """The experiments of these names at a scale, each once; `all` are those that have it."""
+    found: dict[str, Design] = {}
+    for name in names:
+        if name == ALL:
+            every = map(load_experiment, experiment_names())
+            found |= {one.name: one.at(scale) for one in every if scale in one.scales}
+        else:
+            experiment = load_experiment(name)
+            found[experiment.name] = experiment.at(scale)
+    return list(found.values())
+
+
+def _run(study: Study, jobs: int, minutes: float) -> None:
+    """Does the tasks of a study in so many processes."""
+    began = time.monotonic()
+    deadline = began + 60 * minutes if minutes else float("inf")
+    context = multiprocessing.get_context("spawn")
+    options = (study.designs, study.folder, study.device, study.overrides, jobs, minutes)
+    helpers = [context.Process(target=_help, args=options) for _ in range(jobs - 1)]
+    for helper in helpers:
+        helper.start()
+    try:
+        with _threads(jobs):
+            finished = study.work(deadline)
+            for helper in helpers:
+                helper.join()
+            # Another process may have ended before its run did.
+            finished = finished and study.work(deadline)
+    finally:
+        for helper in helpers:
+            helper.terminate()
+    if not finished:
+        say(f"stopped after {duration(time.monotonic() - began)}; the same command goes on")
+
+
+def _help(
+    designs: Sequence[Design],
+    folder: Path,
+    device: str,
+    overrides: Mapping[str, Any],
+    jobs: int,
+    minutes: float,
+) -> None:
+    """Another process of the same study."""
+    deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
+    with _threads(jobs):
+        Study(designs, folder, device, overrides).work(deadline)
+
+
+@contextmanager
+def _threads(jobs: int) -> Iterator[None]:
+    """The CPU's cores, shared between the processes of a study."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, cores() // jobs)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _write_pages(study: Study, scale: str) -> None:
+    """The pages of the study's experiments, and the scoreboard of all that have the scale."""
+    found = {design.experiment.name: study.results(design) for design in study.designs}
+    for results in found.values():
+        write_experiment(study.folder, results)
+    others = [one for one in _designs((ALL,), scale) if one.experiment.name not in found]
+    rest = Study(others, study.folder)
+    found |= {design.experiment.name: rest.results(design) for design in others}
+    order = [name for name in experiment_names() if name in found]
+    order += [name for name in found if name not in order]
+    write_scoreboard(study.folder, scale, [found[name] for name in order])
+
+
+# What is printed
+
+
+def _plan_row(runs: Sequence[PlannedRun]) -> dict[str, Any]:
+    """The cost of an experiment: in total, and of each kind of run."""
+    kinds: dict[tuple[Any, ...], list[PlannedRun]] = {}
+    for run in runs:
+        kind = (run.task.recipe, run.data, run.parameters, run.gmacs, run.seen)
+        kinds.setdefault(kind, []).append(run)
+    return {
+        "runs": len(runs),
+        "exaflops": sum(run.exaflops for run in runs),
+        "gpu_hours": sum(run.gpu_hours for run in runs),
+        "kinds": [
+            {
+                "recipe": same[0].task.recipe,
+                "title": same[0].task.title,
+                "data": same[0].data,
+                "images": same[0].images,
+                "images_seen": same[0].seen,
+                "parameters": same[0].parameters,
+                "gmacs": same[0].gmacs,
+                "exaflops": same[0].exaflops,
+                "gpu_hours": same[0].gpu_hours,
+                "state_bytes": same[0].state_bytes,
+                "runs": len(same),
+            }
+            for same in kinds.values()
+        ],
+    }
+
+
+def _announce(study: Study, scale: str) -> None:
+    """What is about to run: in detail where it takes long."""
+    rows = {design.experiment.name: _plan_row(plan(study, design)) for design in study.designs}
+    if not shared_scales()[scale].quiet:
+        for line in _plan_lines(rows):
+            say(line)
+    runs, compute = (sum(row[key] for row in rows.values()) for key in ("runs", "exaflops"))
+    say(f"{plural(len(rows), 'experiment')}, {plural(runs, 'run')}, {compute:.3g} exaFLOPs")
+
+
+def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
+    """Data, compute, time and memory of every kind of run."""
+    lines = []
+    for name, row in plans.items():
+        lines.append(
+            f"{name}: {plural(row['runs'], 'run')}, {row['exaflops']:,.4g} exaFLOPs, "
+            f"{row['gpu_hours']:,.3g} GPU-hours"
+        )
+        for kind in row["kinds"]:
+            data = kind["data"] or "data.source is not set"
+            images = f"{kind['images']:,} images" if kind["images"] else "number of images unknown"
+            lines.append(
+                f"  {kind['runs']} × {kind['recipe']}  {data} ({images})  "
+                f"{kind['parameters'] / 1e6:,.1f} M parameters  {kind['exaflops']:,.4g} exaFLOPs  "
+                f"{kind['gpu_hours']:,.3g} GPU-hours  "
+                f"{byte_size(kind['state_bytes'])} for weights and optimizer"
+            )
+    return lines
+
+
+def _summary(study: Study, design: Design) -> dict[str, Any]:
+    """What is known of an experiment: how much is done, and its claims."""
+    results, tasks = study.results(design), study.tasks_of(design)
+    return {
+        "name": design.experiment.name,
+        "title": design.experiment.title,
+        "done": sum(study.result(task) is not None for task in tasks),
+        "tasks": len(tasks),
+        "results": {point.name: results.values(point) for point in design.points},
+        "claims": [_claim_row(decision) for decision in decisions(results)],
+        "page": str(study.folder / f"{design.experiment.name}.html"),
+    }
+
+
+def _claim_row(decision: Decision) -> dict[str, Any]:
+    claim = decision.claim
+    return {
+        "claim": claim.text,
+        "verdict": decision.verdict or NOT_MEASURED,
+        "evidence": [evidence(part, claim.measure, claim.test) for part in decision.parts],
+    }
+
+
+def show_experiments(rows: Sequence[dict[str, Any]]) -> None:
+    columns = ("name", "claims", "what", "scales")
+    print_table(
+        columns,
+        [
+            (one["name"], str(len(one["claims"])), one["title"], ", ".join(one["scales"]))
+            for one in rows
+        ],
+    )
+
+
+def show_plans(plans: Mapping[str, Any]) -> None:
+    echo("\n".join(_plan_lines(plans)))
+
+
+def show(result: dict[str, Any]) -> None:
+    """The claims of each experiment, and what they rest on."""
+    for experiment in result["experiments"]:
+        echo(f"{experiment['title']}  ({experiment['done']} of {experiment['tasks']} runs)")
+        for claim in experiment["claims"]:
+            echo(f"  {claim['verdict']:<12}  {claim['claim']}")
+            for line in claim["evidence"]:
+                echo(f"                {line}")
+    echo(f"report  {result['report']}")

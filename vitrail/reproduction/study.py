@@ -1,0 +1,355 @@
+"""Runs the experiments of a study; every number is measured once.
+
+A study is a folder:
+
+results/KEY.json   one run: its recipe, what was measured, cost and conditions; KEY is a hash of
+                   the settings
+runs/KEY/          the run folder, without its checkpoints
+NAME.html          a page for each experiment; index.html and README.md are the scoreboard
+
+Any number of processes, on any number of hosts, can work on the same folder: each takes runs that
+are neither done nor locked. An interrupted run is resumed by the next process that comes to it.
+"""
+
+import io
+import json
+import math
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from vitrail import runs
+from vitrail.config import (
+    Config,
+    changed_settings,
+    grid_points,
+    has_effect,
+    load_config,
+    with_settings,
+)
+from vitrail.console import duration, percent, say
+from vitrail.errors import FailureError, VitrailError
+from vitrail.files import read_json, write_text
+from vitrail.reproduction.claims import Results
+from vitrail.reproduction.experiment import Cell, Design
+from vitrail.reproduction.measures import measure_model, measure_run
+from vitrail.runs import BusyError, Run, lock_folder
+from vitrail.training.hooks import score
+from vitrail.training.loop import DivergedError
+from vitrail.training.resolve import resolve_config
+from vitrail.training.train import train_config
+
+_POLL = 0.5
+"""Seconds between two looks at what other processes have finished."""
+_OF_WEIGHTS: Mapping[str, Any] = {
+    **dict.fromkeys(("model.variant", "model.root", "model.pool", "model.positions"), ""),
+    "model.injection": "",
+    **dict.fromkeys(("model.width", "model.depth", "model.heads", "model.mlp"), 0),
+    "model.hidden": False,
+    "model.layer_scale": 0.0,
+}
+"""Settings that weights determine; a stage that starts from some has no use for its recipe's."""
+
+
+class StoppedError(FailureError):
+    """A signal asked the process to stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One training run, or one model that is measured as it is built."""
+
+    title: str
+    recipe: str
+    config: Config
+    """`model.init` is the key of the parent, if there is one."""
+    measures: tuple[str, ...] = ()
+    train: bool = True
+    trial: bool = False
+    """Evaluated on val alone."""
+    parent: "Task | None" = None
+    quiet: bool = False
+    benchmark_seconds: float = 0.0
+
+    @cached_property
+    def settings(self) -> list[str]:
+        """What the result depends on: all settings but the defaults and those under system."""
+        changed = changed_settings(self.config)
+        return [one for one in changed if not one.startswith("system.")]
+
+    @cached_property
+    def key(self) -> str:
+        facts = [self.settings, self.train, self.trial]
+        return sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    @property
+    def command(self) -> str:
+        """What would train the same by itself."""
+        changes = changed_settings(self.config, load_config(self.recipe))
+        unset = ("sweep.", "train.steps=0", "train.epochs=0.0", "train.minutes=0.0")
+        given = [
+            one
+            for one in changes
+            if not one.startswith(unset) and has_effect(self.config, one.partition("=")[0])
+        ]
+        return shlex.join(["vitrail", "train", self.recipe, *given])
+
+    def lineage(self) -> list["Task"]:
+        """The tasks before it, the first one first, and itself."""
+        return [*(self.parent.lineage() if self.parent else ()), self]
+
+
+@dataclass
+class Study:
+    """The results of some experiments at one scale, in a folder."""
+
+    designs: Sequence[Design]
+    folder: Path
+    device: str = "auto"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings on top of those of each first stage."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why tasks failed, by key."""
+    _results: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _tasks: dict[Any, Task] = field(default_factory=dict)
+    _grids: dict[Any, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+
+    # What is done
+
+    def result(self, task: Task) -> Mapping[str, Any] | None:
+        """What this or another process measured; None if something is missing."""
+        found = self._results.get(task.key)
+        if found is None or not set(task.measures) <= set(found["measured"]):
+            found = read_json(self._path(task))
+        if not found or not set(task.measures) <= set(found["measured"]):
+            return None
+        self._results[task.key] = found
+        return found
+
+    def _path(self, task: Task) -> Path:
+        return self.folder / "results" / f"{task.key}.json"
+
+    def run(self, task: Task) -> Run:
+        """The run folder of a task."""
+        return Run(self.folder / "runs" / task.key)
+
+    def results(self, design: Design) -> Results:
+        """The results of an experiment by cell and seed, as far as they are there."""
+        by_cell: dict[str, dict[int, Mapping[str, Any]]] = {}
+        for cell in design.cells:
+            tasks = self.final_tasks(design, cell)
+            found = {seed: self.result(task) for seed, task in enumerate(tasks)}
+            by_cell[cell.name] = {seed: one for seed, one in found.items() if one is not None}
+        return Results(design, by_cell)
+
+    # What there is to do
+
+    def trials(self, design: Design, cell: Cell) -> dict[int, Task]:
+        """The runs that a cell's settings are chosen by, one for each point of its grid."""
+        points = grid_points(self._grid(design, cell))
+        if not design.experiment.train or points == [{}]:
+            return {}
+        return {i: self._task(design, cell, 0, point, trial=True) for i, point in enumerate(points)}
+
+    def final_tasks(self, design: Design, cell: Cell, expected: bool = False) -> list[Task]:
+        """The last stage of a cell with every seed.
+
+        Before its settings are chosen there are none, or, if `expected`, those of the first trial.
+        """
+        if not design.experiment.train:
+            return [self._task(design, cell, 0, {})]
+        trials = self.trials(design, cell)
+        done = {i: found for i, task in trials.items() if (found := self.result(task))}
+        chosen: dict[str, Any] = {}
+        if trials:
+            if len(done) < len(trials) and not expected:
+                return []
+            best = max(done, key=lambda i: _rank(done[i]), default=0)
+            chosen |= grid_points(self._grid(design, cell))[best]
+            chosen |= {"data.train_on": "train+val", "train.keep": "last"}
+        return [self._task(design, cell, seed, chosen) for seed in range(design.scale.seeds)]
+
+    def tasks_of(self, design: Design, expected: bool = False) -> list[Task]:
+        """Every task of an experiment that is known, once, in the order in which they are done."""
+        found: dict[str, Task] = {}
+        for cell in design.cells:
+            trials = self.trials(design, cell).values()
+            for task in (*trials, *self.final_tasks(design, cell, expected)):
+                found = {one.key: one for one in task.lineage()} | found
+        return list(found.values())
+
+    def ready_tasks(self) -> list[Task]:
+        """Those that are not done and whose parents are."""
+        tasks = [task for design in self.designs for task in self.tasks_of(design)]
+        waiting = [task for task in tasks if self.result(task) is None]
+        parents = [task.parent for task in waiting if task.parent is not None]
+        # Results may be there without the weights, as in a repository.
+        again = [one for one in parents if self.result(one) and not self.run(one).weights.exists()]
+        ready = [*again, *(task for task in waiting if self._can_start(task))]
+        return list({task.key: task for task in reversed(ready)}.values())[::-1]
+
+    def _can_start(self, task: Task) -> bool:
+        parent = task.parent
+        return parent is None or (
+            self.result(parent) is not None and self.run(parent).weights.exists()
+        )
+
+    def _grid(self, design: Design, cell: Cell) -> Mapping[str, tuple[Any, ...]]:
+        """What is tried in the last stage: the grid of the experiment, or that of its recipe."""
+        identity = (design.experiment.name, cell.name)
+        if identity not in self._grids:
+            last = design.stages(cell)[-1]
+            own = {**cell.row.grid, **cell.column.grid}
+            self._grids[identity] = own or _config(last.recipe, last.settings).sweep
+        return self._grids[identity]
+
+    def _task(
+        self, design: Design, cell: Cell, seed: int, point: Mapping[str, Any], trial: bool = False
+    ) -> Task:
+        identity = (design.experiment.name, cell.name, seed, repr(point), trial)
+        if identity not in self._tasks:
+            self._tasks[identity] = self._build_task(design, cell, seed, point, trial)
+        return self._tasks[identity]
+
+    def _build_task(
+        self, design: Design, cell: Cell, seed: int, point: Mapping[str, Any], trial: bool
+    ) -> Task:
+        stages = design.stages(cell)
+        experiment, parent = design.experiment, None
+        for number, stage in enumerate(stages):
+            last = number == len(stages) - 1
+            settings = {**stage.settings, **({} if parent else self.overrides)}
+            settings |= point if last else {}
+            if trial and last:
+                settings["data.train_on"] = "train"
+            settings["seed"] = 0 if design.scale.pretrain_once and not last else seed
+            config = _config(stage.recipe, settings)
+            known = {} if parent is None else {**_OF_WEIGHTS, "model.init": parent.key}
+            stage_name = f"  stage {number + 1}" if len(stages) > 1 else ""
+            parent = Task(
+                title=f"{experiment.name}  {cell.name}{stage_name}{'  trial' * (trial and last)}",
+                recipe=stage.recipe,
+                config=with_settings(config, known),
+                measures=experiment.measures if last and not trial else (),
+                train=experiment.train,
+                trial=trial and last,
+                parent=parent,
+                quiet=design.scale.quiet,
+                benchmark_seconds=design.scale.benchmark_seconds,
+            )
+        assert parent is not None
+        return parent
+
+    # Doing it
+
+    def work(self, deadline: float = math.inf) -> bool:
+        """Does tasks until none is left, or until none could end before the deadline.
+
+        Returns whether it got to the end. What fails is recorded and does not stop the others.
+        """
+        longest = 0.0
+        while ready := [task for task in self.ready_tasks() if task.key not in self.failures]:
+            for task in ready:
+                began = time.monotonic()
+                if began + longest > deadline:
+                    return False
+                if self._do(task):
+                    longest = max(longest, time.monotonic() - began)
+                    break
+            else:
+                time.sleep(_POLL)  # other processes are at all of them
+        return True
+
+    def _do(self, task: Task) -> bool:
+        """One task, unless another process is at it."""
+        try:
+            with lock_folder(self.folder / "locks" / task.key):
+                # Another process may have done it since.
+                if self.result(task) is None or not self.run(task).weights.exists():
+                    self._measure(task)
+        except BusyError:
+            return False
+        except StoppedError:
+            raise
+        except VitrailError as error:
+            say(f"failed   {task.title}: {error}")
+            self.failures[task.key] = f"{task.title}: {error}"
+        return True
+
+    def _measure(self, task: Task) -> None:
+        """Trains and measures, and writes the result."""
+        began = time.monotonic()
+        title = task.title + (f"  seed {task.config.seed}" if task.train else "")
+        if not task.quiet:
+            say(title)
+        with redirect_stderr(io.StringIO()) if task.quiet else nullcontext():
+            found = self._train(task) if task.train else self._measure_untrained(task)
+        before = read_json(self._path(task))  # perhaps without some of the measures
+        result = before | {
+            "recipe": task.recipe,
+            "settings": task.settings,
+            "command": task.command if task.train else "",
+            "parent": task.parent.key if task.parent else None,
+            "trial": task.trial,
+            "seed": task.config.seed,
+            "measured": sorted({*task.measures, *before.get("measured", ())}),
+            **found,
+        }
+        write_text(self._path(task), json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        self._results.pop(task.key, None)
+        top1 = found.get("val_top1" if task.trial else "top1")
+        figure = found["message"] if top1 is None else percent(top1)
+        say(f"{title}  {figure}  {duration(time.monotonic() - began)}")
+
+    def _train(self, task: Task) -> dict[str, Any]:
+        run, parent = self.run(task), task.parent
+        config = task.config
+        if parent is not None:
+            weights = str(self.run(parent).weights.resolve())
+            config = with_settings(config, {"model.init": weights})
+        facts = runs.provenance(runs.command_line()) | {"recipe": task.recipe}
+        if run.info().get("status") != "finished" or not run.weights.exists():
+            try:
+                train_config(
+                    config,
+                    run.folder,
+                    resume=True,
+                    device=self.device,
+                    facts=facts,
+                    test=not task.trial,
+                )
+            except DivergedError as error:
+                return {"status": "diverged", "message": str(error)}
+        if run.info().get("status") == "stopped":
+            raise StoppedError(f"{run.info()['message']}; the same command continues from there")
+        found = measure_run(run, task.measures, self.device)
+        for checkpoint in (run.checkpoint, run.previous_checkpoint):
+            checkpoint.unlink(missing_ok=True)
+        return found
+
+    def _measure_untrained(self, task: Task) -> dict[str, Any]:
+        facts = runs.provenance(runs.command_line())
+        del facts["command"]
+        return (
+            facts
+            | {"message": ""}
+            | measure_model(task.config, task.measures, self.device, task.benchmark_seconds)
+        )
+
+
+def _config(recipe: str, settings: Mapping[str, Any]) -> Config:
+    # A scale may hold settings that have no effect on some of its models.
+    return resolve_config(recipe, settings, strict=False).config
+
+
+def _rank(result: Mapping[str, Any]) -> tuple[float, float]:
+    """Trials are compared by accuracy on val, then by loss; one that diverged comes last."""
+    if result.get("val_top1") is None:
+        return -1.0, 0.0
+    return score({"top1": result["val_top1"], "loss": result["val_loss"]})
