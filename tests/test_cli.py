@@ -136,7 +136,6 @@ def test_convert_can_change_the_size(weights, tmp_path):
         (["train", "digits/vit", "train.batch=0"], "train.batch = 0: expected"),
         (["train", "digits/vit", "optim.lr=[1,2]"], "a list is for `vitrail sweep`"),
         (["train", "digits/vit", "--device", "abacus"], "--device abacus"),
-        (["sweep", "digits/vit"], "nothing to try"),
         (["sweep", "finetune/pets", "--best"], "--best compares several recipes; name two"),
         (["data", "flower_photo"], "did you mean 'flower_photos'"),
         (["data", "digits", "--filtered", "x.txt"], "need --duplicates or --against DATA"),

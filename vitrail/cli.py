@@ -242,7 +242,7 @@ def sweep(what: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 def show_sweeps(result: dict[str, Any]) -> None:
     """Every seed, mean and deviation, and where the page is; several datasets as a table."""
-    from vitrail.console import mean_std
+    from vitrail.console import mean_std, plural
     from vitrail.evaluation.show import average_table, task_table
 
     for one in result.get("sweeps", [result]):
@@ -255,7 +255,7 @@ def show_sweeps(result: dict[str, Any]) -> None:
             continue
         for row in one["seeds"]:
             echo(f"seed {row['seed']}  test {100 * row['top1']:.2f}%  {row['run']}")
-        count = f"n = {one['n']:,}, {len(one['seeds'])} seeds"
+        count = f"n = {one['n']:,}, {plural(len(one['seeds']), 'seed')}"
         echo(f"{one['name']}  test {mean_std(one['mean'], one['std'])}% ({count})")
         echo(f"next  vitrail predict {shlex.quote(one['seeds'][0]['run'])} photo.jpg")
     if "average" in result:

@@ -338,6 +338,28 @@ def test_a_grid_can_be_extended_in_the_same_folder(tmp_path, capsys):
         extended(optim_lr=[0.1], train_steps=11)
 
 
+RULE = "finetune/bit_hyperrule"
+
+
+def test_without_a_grid_the_hyperrule_is_tried_and_retrained_alike(tmp_path, monkeypatch, capsys):
+    """With val the data may be over a threshold of the rule, and without it below."""
+    final = load_config(RULE, ["data.source=digits", "data.train_on=train+val"])
+    images = len(open_run_data(final).part("train").targets)
+    monkeypatch.setattr(
+        "vitrail.training.build.hyperrule", lambda n, _: {"train.steps": 2 if n == images else 1}
+    )
+    given = DIGITS | {"data.source": "digits", "data.subset": 0}
+    result = sweep(RULE, given, seeds=1, out=tmp_path, device="cpu")
+    (trial,), (seed,) = result["trials"], result["seeds"]
+    assert (trial["settings"], trial["chosen"], result["chosen"]) == ({}, True, {})
+    configs = [load_config(Path(one["run"]) / "config.toml") for one in (trial, seed)]
+    assert [one.train.steps for one in configs] == [2, 2]
+    assert [one.data.train_on for one in configs] == ["train", "train+val"]
+    assert "chosen   the settings of the recipe  val" in capsys.readouterr().err
+    show_sweeps(result)
+    assert f"n = {seed['n']}, 1 seed)" in capsys.readouterr().out
+
+
 # Several recipes.
 
 DIGITS = {name: value for name, value in TINY.items() if name not in ("optim.lr", "train.steps")}
@@ -373,9 +395,6 @@ def finals(folder: Path) -> list[str]:
     """The runs on train and val."""
     found = [run for run in runs.find_runs(folder, "**/run.json") if run.evaluation("test")]
     return sorted(str(run.folder.relative_to(folder)) for run in found)
-
-
-RULE = "finetune/bit_hyperrule"
 
 
 def compared_with_rule(folder: Path) -> tuple[dict[str, Any], str]:

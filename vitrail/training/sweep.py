@@ -71,11 +71,6 @@ def _sweep(
     `numbered` takes OUT-2, OUT-3, … where `out` is taken.
     """
     _check(resolved.config, seeds)
-    if not resolved.config.sweep:
-        raise VitrailError(
-            "nothing to try: pass a list, such as optim.lr=[0.003,0.01,0.03], or use a recipe with "
-            "[sweep]"
-        )
     with _open_sweep(resolved, out, device, numbered=numbered) as protocol:
         trials = protocol.try_grid()
         result = protocol.finish(trials, chosen(trials), seeds)
@@ -255,7 +250,7 @@ class Trial:
 
 def _title(recipe: str, point: Mapping[str, Any]) -> str:
     settings = (f"{name}={toml_value(value)}" for name, value in point.items())
-    return ", ".join(filter(None, (recipe, *settings)))
+    return ", ".join(filter(None, (recipe, *settings))) or "the settings of the recipe"
 
 
 def best_val(run: Run) -> dict[str, Any]:
@@ -394,7 +389,12 @@ class Sweep:
             else {}
         )
         config = with_settings(self.config, {**own, **point})
-        return apply_hyperrule(config, open_run_data(config)) if config.train.hyperrule else config
+        if not config.train.hyperrule:
+            return config
+        # The rule counts what the retrained runs are trained on, or it could choose one length for
+        # the trials and another for these.
+        final = {"data.train_on": "train+val", "seed": self.config.seed}
+        return apply_hyperrule(config, open_run_data(with_settings(config, final)))
 
 
 def _folder_name(name: str, point: Mapping[str, Any]) -> str:
