@@ -286,6 +286,12 @@ def test_full_plans_cost_what_the_paper_says():
         assert all(kind["gpu_hours"] > 0 < kind["state_bytes"] for kind in row["kinds"])
 
 
+def test_data_that_is_not_public_is_named_before_anything_starts(tmp_path):
+    with pytest.raises(VitrailError, match=r"table6|figure5.*data\.source=my_data"):
+        paper(["table6"], scale="full", out=tmp_path, device="cpu")
+    assert not (tmp_path / "results").exists()
+
+
 def test_experiments_are_listed(capsys):
     main(["paper"], standalone_mode=False)
     listed = capsys.readouterr().out

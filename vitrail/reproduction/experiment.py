@@ -92,6 +92,8 @@ class Scale:
     seeds: int = 0
     rows: tuple[Arm, ...] = ()
     columns: tuple[Arm, ...] = ()
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values for the last stage of every cell, chosen on val."""
     images: Mapping[str, int] = field(default_factory=dict)
     """Training images of datasets, for the plan."""
     note: str = ""

@@ -53,6 +53,7 @@ def paper(
         raise VitrailError("--jobs and --minutes: expected numbers above zero")
     study = _open_study(names, settings, scale, out, device)
     _announce(study, scale)
+    _check_data(study)
     try:
         _run(study, jobs, minutes)
     finally:
@@ -113,6 +114,17 @@ def _designs(names: Sequence[str], scale: str) -> list[Design]:
             experiment = load_experiment(name)
             found[experiment.name] = experiment.at(scale)
     return list(found.values())
+
+
+def _check_data(study: Study) -> None:
+    """Refuses to start where a recipe leaves its data open, as those for JFT-300M do."""
+    for design in study.designs:
+        for task in study.tasks_of(design, expected=True):
+            if task.train and not task.config.data.source:
+                raise VitrailError(
+                    f"{design.experiment.name} trains on data that is not public ({task.recipe}); "
+                    "name a substitute, as in data.source=my_data"
+                )
 
 
 def _run(study: Study, jobs: int, minutes: float) -> None:

@@ -24,7 +24,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vitrail import runs
+from vitrail.benchmarking.measure import release_memory
 from vitrail.config import (
     Config,
     changed_settings,
@@ -205,7 +208,7 @@ class Study:
         identity = (design.experiment.name, cell.name)
         if identity not in self._grids:
             last = design.stages(cell)[-1]
-            own = {**cell.row.grid, **cell.column.grid}
+            own = {**design.scale.grid, **cell.row.grid, **cell.column.grid}
             self._grids[identity] = own or _config(last.recipe, last.settings).sweep
         return self._grids[identity]
 
@@ -331,6 +334,8 @@ class Study:
         found = measure_run(run, task.measures, self.device)
         for checkpoint in (run.checkpoint, run.previous_checkpoint):
             checkpoint.unlink(missing_ok=True)
+        if torch.cuda.is_available():  # recorded graphs hold memory until they are collected
+            release_memory()
         return found
 
     def _measure_untrained(self, task: Task) -> dict[str, Any]:
