@@ -126,11 +126,16 @@ class Study:
         """What this or another process measured; None if something is missing."""
         found = self._results.get(task.key)
         if found is None or not set(task.measures) <= set(found["measured"]):
-            found = read_json(self._path(task))
+            found = self._read(task)
         if not found or not set(task.measures) <= set(found["measured"]):
             return None
         self._results[task.key] = found
         return found
+
+    def _read(self, task: Task) -> dict[str, Any]:
+        """The file of a result; empty if it is missing or damaged."""
+        found = read_json(self._path(task))
+        return found if "status" in found and isinstance(found.get("measured"), list) else {}
 
     def _path(self, task: Task) -> Path:
         return self.folder / "results" / f"{task.key}.json"
@@ -180,8 +185,11 @@ class Study:
         found: dict[str, Task] = {}
         for cell in design.cells:
             trials = self.trials(design, cell).values()
-            for task in (*trials, *self.final_tasks(design, cell, expected)):
-                found = {one.key: one for one in task.lineage()} | found
+            for last in (*trials, *self.final_tasks(design, cell, expected)):
+                for task in last.lineage():
+                    # A cell may also be the stage before another one, where nothing is measured.
+                    if task.measures or task.key not in found:
+                        found[task.key] = task
         return list(found.values())
 
     def ready_tasks(self) -> list[Task]:
@@ -190,15 +198,20 @@ class Study:
         waiting = [task for task in tasks if self.result(task) is None]
         parents = [task.parent for task in waiting if task.parent is not None]
         # Results may be there without the weights, as in a repository.
-        again = [one for one in parents if self.result(one) and not self.run(one).weights.exists()]
+        again = [one for one in parents if self.result(one) and not self._is_final(one)]
         ready = [*again, *(task for task in waiting if self._can_start(task))]
-        return list({task.key: task for task in reversed(ready)}.values())[::-1]
+        return list({task.key: task for task in ready}.values())
 
     def _can_start(self, task: Task) -> bool:
-        parent = task.parent
-        return parent is None or (
-            self.result(parent) is not None and self.run(parent).weights.exists()
-        )
+        return task.parent is None or self._is_final(task.parent)
+
+    def _is_final(self, task: Task) -> bool:
+        """Whether a later stage can start from it, or never will."""
+        done = self.result(task) is not None
+        return done and (self.run(task).weights.exists() or self._diverged(task))
+
+    def _diverged(self, task: Task) -> bool:
+        return (self.result(task) or {}).get("status") == "diverged"
 
     def _grid(self, design: Design, cell: Cell) -> Mapping[str, tuple[Any, ...]]:
         """What is tried in the last stage: the grid of the experiment, or that of its recipe."""
@@ -271,7 +284,7 @@ class Study:
         try:
             with lock_folder(self.folder / "locks" / task.key):
                 # Another process may have done it since.
-                if self.result(task) is None or not self.run(task).weights.exists():
+                if self.result(task) is None or not self._is_final(task):
                     self._measure(task)
         except BusyError:
             return False
@@ -290,7 +303,7 @@ class Study:
             say(title)
         with redirect_stderr(io.StringIO()) if task.quiet else nullcontext():
             found = self._train(task) if task.train else self._measure_untrained(task)
-        before = read_json(self._path(task))  # perhaps without some of the measures
+        before = self._read(task)  # perhaps without some of the measures
         result = before | {
             "recipe": task.recipe,
             "settings": task.settings,
@@ -310,6 +323,8 @@ class Study:
     def _train(self, task: Task) -> dict[str, Any]:
         run, parent = self.run(task), task.parent
         config = task.config
+        if parent is not None and self._diverged(parent):
+            return {"status": "diverged", "message": "the stage before it diverged"}
         if parent is not None:
             weights = str(self.run(parent).weights.resolve())
             config = with_settings(config, {"model.init": weights})
