@@ -191,6 +191,45 @@ def test_a_run_that_diverges_is_a_result(described, tmp_path):
     assert "diverged" in (tmp_path / "mine.html").read_text()
 
 
+def test_what_would_start_from_a_run_that_diverged_has_no_figure(described, tmp_path):
+    diverging = '"optim.name" = "sgd", "optim.lr" = 1e30, "optim.clip" = 0.0, "train.steps" = 20'
+    text = STAGES.replace('name = "wide"', f'name = "wide"\nsettings = {{ {diverging} }}')
+    result = run(described(text), tmp_path)
+    (experiment,) = result["experiments"]
+    assert (experiment["done"], experiment["tasks"]) == (6, 6)
+    assert experiment["results"]["wide"] == {}
+    messages = {one["message"] for one in results(tmp_path).values() if one["parent"]}
+    assert messages == {"the stage before it diverged"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"status": "finished"}'])
+def test_a_damaged_result_is_measured_again(text, described, tmp_path):
+    run(described(), tmp_path)
+    before = results(tmp_path)
+    path = next((tmp_path / "results").iterdir())
+    path.write_text(text)
+    run(described(), tmp_path)
+    assert results(tmp_path)[path.stem]["top1"] == before[path.stem]["top1"]
+
+
+def test_runs_are_done_in_the_order_of_the_experiment(described, tmp_path):
+    study = Study([load_experiment(described(STAGES)).at("smoke")], tmp_path)
+    titles = [(task.title, task.config.seed) for task in study.tasks_of(study.designs[0])]
+    assert titles == [
+        ("mine  narrow", 0), ("mine  narrow", 1),
+        ("mine  wide  stage 1", 0), ("mine  wide  stage 2", 0),
+        ("mine  wide  stage 1", 1), ("mine  wide  stage 2", 1),
+    ]  # fmt: skip
+
+
+def test_a_cell_that_others_start_from_is_measured(described, tmp_path):
+    text = STAGES.replace("[[rows]]", 'measures = ["fewshot"]\n[[rows]]', 1)
+    text = text.replace("[[claims]]", '[[rows]]\nname = "first stage"\n\n[[claims]]')
+    study = Study([load_experiment(described(text)).at("smoke")], tmp_path)
+    measured = [task for task in study.tasks_of(study.designs[0]) if task.measures]
+    assert len(measured) == 6
+
+
 def test_after_the_time_no_run_is_started(described, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         clock = iter(range(0, 10_000, 20))

@@ -7,13 +7,14 @@ claim names a row or a line of several cells, the cell with the best accuracy on
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from vitrail.errors import VitrailError
-from vitrail.reproduction.experiment import Cell, Claim, Design, Point
+from vitrail.reproduction.experiment import Arm, Cell, Claim, Design, Point
 from vitrail.reproduction.significance import (
     Estimate,
     Verdict,
@@ -43,13 +44,26 @@ class Results:
     def values(self, point: Point, measure: str = "") -> dict[int, float]:
         """A figure by seed, the mean of the cells; a run that diverged has none."""
         name = measure or self.design.experiment.measure
+        cells = point.cells
+        if self.design.experiment.average:
+            cells = tuple(cell for cell in cells if cell.column in self.columns)
         found: dict[int, list[float]] = {}
-        for cell in point.cells:
+        for cell in cells:
             for seed, result in self.of(cell).items():
                 if (value := result.get(name)) is not None:
                     found.setdefault(seed, []).append(value)
-        whole = {seed: values for seed, values in found.items() if len(values) == len(point.cells)}
+        whole = {seed: values for seed, values in found.items() if len(values) == len(cells)}
         return {seed: fmean(values) for seed, values in whole.items()}
+
+    @cached_property
+    def columns(self) -> list[Arm]:
+        """The columns that every row has results in: datasets may be missing."""
+        design = self.design
+        return [
+            column
+            for column in design.columns
+            if all(self.of(cell) for cell in design.cells if cell.column is column)
+        ]
 
     def mean(self, point: Point, measure: str = "") -> float | None:
         """Over the seeds; None if there are no results."""
@@ -154,6 +168,41 @@ def _turns(claim: Claim, results: Results) -> Iterator[Part]:
             yield Part(f"{first.name} − {second.name}", estimate)
 
 
+def _less_x(claim: Claim, results: Results) -> Iterator[Part]:
+    """The first line of each pair needs a smaller x than the second for the same value: by how many
+    doublings, on average over the values that both reach."""
+    for first, second in claim.pairs:
+        doublings = {}
+        for seed in results.seeds():
+            lines = (results.line(name, seed, claim.measure) for name in (first, second))
+            if (gap := _gap(*(_inverse(x, y) for x, y in lines))) is not None:
+                doublings[seed] = -fmean(gap) / math.log(2)
+        estimate = is_above(list(doublings.values()), claim.margin) if doublings else None
+        yield Part(f"doublings of x that {first} saves over {second}", estimate)
+
+
+def _inverse(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
+    """The least x that reaches each value, by increasing value: more compute may be worse."""
+    reached: list[tuple[float, float]] = []
+    for x, y in zip(xs, ys, strict=True):
+        if not reached or y > reached[-1][0]:
+            reached.append((y, x))
+    return [y for y, _ in reached], [x for _, x in reached]
+
+
+def _closes(claim: Claim, results: Results) -> Iterator[Part]:
+    """The lead of the first line of each pair over the second shrinks from the lowest x that both
+    have to the highest."""
+    for first, second in claim.pairs:
+        shrinks = {}
+        for seed in results.seeds():
+            lines = (results.line(name, seed, claim.measure) for name in (first, second))
+            if (gap := _gap(*lines)) is not None and len(gap) > 1:
+                shrinks[seed] = gap[0] - gap[-1]
+        estimate = is_above(list(shrinks.values()), claim.margin) if shrinks else None
+        yield Part(f"lead of {first} over {second} at the lowest x − at the highest", estimate)
+
+
 def _gains_more(claim: Claim, results: Results) -> Iterator[Part]:
     """From the first column to the last, the first row of each pair gains more than the second."""
     for pair in claim.pairs:
@@ -219,6 +268,8 @@ _TESTS: Mapping[str, Callable[[Claim, Results], Iterator[Part]]] = {
     "gains more": _gains_more,
     "positive": _positive,
     "near": _near,
+    "less x": _less_x,
+    "closes": _closes,
     "above at equal x": lambda claim, results: _above_along(claim, results, lowest=False),
     "above at the lowest x": lambda claim, results: _above_along(claim, results, lowest=True),
 }

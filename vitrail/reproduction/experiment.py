@@ -16,6 +16,7 @@ from vitrail.errors import VitrailError, did_you_mean
 
 EXPERIMENTS = Path(str(files("vitrail.reproduction"))) / "experiments"
 _SCALES = EXPERIMENTS / "scales.toml"
+Measure = Literal["fewshot", "inspection", "size", "speed"]
 BETWEEN = " | "
 """Separates the row and the column of a cell."""
 
@@ -47,6 +48,8 @@ class Arm:
     """Values for the last stage, chosen on val."""
     x: float | None = None
     """Where a column is on the axis."""
+    group: str = ""
+    """Columns of a group also have their mean in the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,9 @@ class Scale:
     columns: tuple[Arm, ...] = ()
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values for the last stage of every cell, chosen on val."""
+    measure: str = ""
+    """In place of the experiment's measure."""
+    measures: tuple[Measure, ...] = ()
     images: Mapping[str, int] = field(default_factory=dict)
     """Training images of datasets, for the plan."""
     note: str = ""
@@ -122,7 +128,7 @@ class Experiment:
     """The figure in each cell."""
     unit: Literal["%", ""] = "%"
     """Whether it is a fraction."""
-    measures: tuple[Literal["fewshot", "inspection", "size", "speed"], ...] = ()
+    measures: tuple[Measure, ...] = ()
     """What is measured besides accuracy on test."""
     form: Literal["table", "chart", "curve"] = "table"
     """curve: over the epochs of training."""
@@ -154,8 +160,9 @@ class Experiment:
             benchmark_seconds=shared.benchmark_seconds,
             pretrain_once=own.pretrain_once or shared.pretrain_once,
         )
+        own_measure = own.measure or self.measure
         return Design(
-            experiment=self,
+            experiment=replace(self, measure=own_measure, measures=(*self.measures, *own.measures)),
             name=name,
             scale=merged,
             rows=own.rows or self.rows,

@@ -70,7 +70,8 @@ def _curve(run: Run) -> list[dict[str, Any]]:
 
 def _fewshot(run: Run, device: str) -> dict[str, Any]:
     """Linear accuracy of the frozen features with five images per class (section 4.1)."""
-    source = load_config(run.folder / "config.toml").data.source
+    config = load_config(run.folder / "config.toml")
+    source = config.train.fewshot_data or config.data.source
     found = fewshot(run.folder, source, shots=(_SHOTS,), split="test", device=device)
     return {"fewshot": fmean(row["accuracy"] for row in found["results"])}
 

@@ -49,7 +49,7 @@ def paper(
     What is done is not run again: the same command goes on where it stopped. Several processes,
     also on several hosts, can share the folder `out`. After `minutes`, no further run is started.
     """
-    if jobs < 1 or minutes < 0:
+    if jobs < 1 or not minutes >= 0:
         raise VitrailError("--jobs and --minutes: expected numbers above zero")
     study = _open_study(names, settings, scale, out, device)
     _announce(study, scale)
@@ -205,6 +205,7 @@ def _plan_row(runs: Sequence[PlannedRun]) -> dict[str, Any]:
             {
                 "recipe": same[0].task.recipe,
                 "title": same[0].task.title,
+                "trained": same[0].task.train,
                 "data": same[0].data,
                 "images": same[0].images,
                 "images_seen": same[0].seen,
@@ -222,12 +223,14 @@ def _plan_row(runs: Sequence[PlannedRun]) -> dict[str, Any]:
 
 def _announce(study: Study, scale: str) -> None:
     """What is about to run: in detail where it takes long."""
-    rows = {design.experiment.name: _plan_row(plan(study, design)) for design in study.designs}
+    plans = {design.experiment.name: plan(study, design) for design in study.designs}
     if not shared_scales()[scale].quiet:
-        for line in _plan_lines(rows):
+        for line in _plan_lines({name: _plan_row(runs) for name, runs in plans.items()}):
             say(line)
-    runs, compute = (sum(row[key] for row in rows.values()) for key in ("runs", "exaflops"))
-    say(f"{plural(len(rows), 'experiment')}, {plural(runs, 'run')}, {compute:.3g} exaFLOPs")
+    # Runs that several experiments share are done once.
+    every = {run.task.key: run for runs in plans.values() for run in runs}.values()
+    compute = sum(run.exaflops for run in every)
+    say(f"{plural(len(plans), 'experiment')}, {plural(len(every), 'run')}, {compute:.3g} exaFLOPs")
 
 
 def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
@@ -239,11 +242,15 @@ def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
             f"{row['gpu_hours']:,.3g} GPU-hours"
         )
         for kind in row["kinds"]:
+            size = f"{kind['parameters'] / 1e6:,.1f} M parameters"
+            if not kind["trained"]:
+                lines.append(f"  {kind['runs']} × {kind['title']}  {size}, not trained")
+                continue
             data = kind["data"] or "data.source is not set"
             images = f"{kind['images']:,} images" if kind["images"] else "number of images unknown"
             lines.append(
                 f"  {kind['runs']} × {kind['recipe']}  {data} ({images})  "
-                f"{kind['parameters'] / 1e6:,.1f} M parameters  {kind['exaflops']:,.4g} exaFLOPs  "
+                f"{size}  {kind['exaflops']:,.4g} exaFLOPs  "
                 f"{kind['gpu_hours']:,.3g} GPU-hours  "
                 f"{byte_size(kind['state_bytes'])} for weights and optimizer"
             )

@@ -40,7 +40,7 @@ from vitrail.console import duration, percent, say
 from vitrail.errors import FailureError, VitrailError
 from vitrail.files import read_json, write_text
 from vitrail.reproduction.claims import Results
-from vitrail.reproduction.experiment import Cell, Design
+from vitrail.reproduction.experiment import Cell, Design, Stage
 from vitrail.reproduction.measures import measure_model, measure_run
 from vitrail.runs import BusyError, Run, lock_folder
 from vitrail.training.hooks import score
@@ -121,6 +121,7 @@ class Study:
     """Why tasks failed, by key."""
     _results: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _tasks: dict[Any, Task] = field(default_factory=dict)
+    _open_data: dict[str, bool] = field(default_factory=dict)
     _grids: dict[Any, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
 
     # What is done
@@ -129,11 +130,16 @@ class Study:
         """What this or another process measured; None if something is missing."""
         found = self._results.get(task.key)
         if found is None or not set(task.measures) <= set(found["measured"]):
-            found = read_json(self._path(task))
+            found = self._read(task)
         if not found or not set(task.measures) <= set(found["measured"]):
             return None
         self._results[task.key] = found
         return found
+
+    def _read(self, task: Task) -> dict[str, Any]:
+        """The file of a result; empty if it is missing or damaged."""
+        found = read_json(self._path(task))
+        return found if "status" in found and isinstance(found.get("measured"), list) else {}
 
     def _path(self, task: Task) -> Path:
         return self.folder / "results" / f"{task.key}.json"
@@ -183,8 +189,11 @@ class Study:
         found: dict[str, Task] = {}
         for cell in design.cells:
             trials = self.trials(design, cell).values()
-            for task in (*trials, *self.final_tasks(design, cell, expected)):
-                found = {one.key: one for one in task.lineage()} | found
+            for last in (*trials, *self.final_tasks(design, cell, expected)):
+                for task in last.lineage():
+                    # A cell may also be the stage before another one, where nothing is measured.
+                    if task.measures or task.key not in found:
+                        found[task.key] = task
         return list(found.values())
 
     def ready_tasks(self) -> list[Task]:
@@ -193,15 +202,36 @@ class Study:
         waiting = [task for task in tasks if self.result(task) is None]
         parents = [task.parent for task in waiting if task.parent is not None]
         # Results may be there without the weights, as in a repository.
-        again = [one for one in parents if self.result(one) and not self.run(one).weights.exists()]
+        again = [one for one in parents if self.result(one) and not self._is_final(one)]
         ready = [*again, *(task for task in waiting if self._can_start(task))]
-        return list({task.key: task for task in reversed(ready)}.values())[::-1]
+        return list({task.key: task for task in ready}.values())
 
     def _can_start(self, task: Task) -> bool:
-        parent = task.parent
-        return parent is None or (
-            self.result(parent) is not None and self.run(parent).weights.exists()
-        )
+        return task.parent is None or self._is_final(task.parent)
+
+    def _is_final(self, task: Task) -> bool:
+        """Whether a later stage can start from it, or never will."""
+        done = self.result(task) is not None
+        return done and (self.run(task).weights.exists() or self._diverged(task))
+
+    def _diverged(self, task: Task) -> bool:
+        return (self.result(task) or {}).get("status") == "diverged"
+
+    def _overrides(self, design: Design, stage: Stage) -> Mapping[str, Any]:
+        """The user's settings for a first stage.
+
+        Where recipes leave their data open, `data.source` is meant for them alone.
+        """
+        name = design.experiment.name
+        if name not in self._open_data:
+            firsts = (design.stages(cell)[0] for cell in design.cells)
+            self._open_data[name] = any(not _source(first) for first in firsts)
+        keeps_own = self._open_data[name] and _source(stage)
+        return {
+            key: value
+            for key, value in self.overrides.items()
+            if not (keeps_own and key == "data.source")
+        }
 
     def _grid(self, design: Design, cell: Cell) -> Mapping[str, tuple[Any, ...]]:
         """What is tried in the last stage: the grid of the experiment, or that of its recipe."""
@@ -227,7 +257,7 @@ class Study:
         experiment, parent = design.experiment, None
         for number, stage in enumerate(stages):
             last = number == len(stages) - 1
-            settings = {**stage.settings, **({} if parent else self.overrides)}
+            settings = {**stage.settings, **({} if parent else self._overrides(design, stage))}
             settings |= point if last else {}
             if trial and last:
                 settings["data.train_on"] = "train"
@@ -274,7 +304,7 @@ class Study:
         try:
             with lock_folder(self.folder / "locks" / task.key):
                 # Another process may have done it since.
-                if self.result(task) is None or not self.run(task).weights.exists():
+                if self.result(task) is None or not self._is_final(task):
                     self._measure(task)
         except BusyError:
             return False
@@ -293,7 +323,7 @@ class Study:
             say(title)
         with redirect_stderr(io.StringIO()) if task.quiet else nullcontext():
             found = self._train(task) if task.train else self._measure_untrained(task)
-        before = read_json(self._path(task))  # perhaps without some of the measures
+        before = self._read(task)  # perhaps without some of the measures
         result = before | {
             "recipe": task.recipe,
             "settings": task.settings,
@@ -313,6 +343,8 @@ class Study:
     def _train(self, task: Task) -> dict[str, Any]:
         run, parent = self.run(task), task.parent
         config = task.config
+        if parent is not None and self._diverged(parent):
+            return {"status": "diverged", "message": "the stage before it diverged"}
         if parent is not None:
             weights = str(self.run(parent).weights.resolve())
             config = with_settings(config, {"model.init": weights})
@@ -346,6 +378,10 @@ class Study:
             | {"message": ""}
             | measure_model(task.config, task.measures, self.device, task.benchmark_seconds)
         )
+
+
+def _source(stage: Stage) -> str:
+    return _config(stage.recipe, stage.settings).data.source
 
 
 def _config(recipe: str, settings: Mapping[str, Any]) -> Config:
