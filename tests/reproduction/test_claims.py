@@ -134,11 +134,50 @@ def test_lines_are_compared_at_the_lowest_x_of_both():
     assert verdict("above at equal x", lines(), pairs=(("b", "a"),)) == "not held"
 
 
+def test_compute_is_compared_at_equal_accuracy():
+    # At 0.65, 0.66, 0.7 and 0.9, a needs 1 + 1.5, …: logarithms to base 2, interpolated.
+    (part,) = decide(claim("less x", pairs=(("a", "b"),)), lines()).parts
+    a = [
+        2 * (y - 0.5) / 0.2 if y <= 0.7 else 2 + 2 * (y - 0.7) / 0.2 for y in (0.65, 0.66, 0.7, 0.9)
+    ]
+    b = [1.0, 2.0, 2 + 4 * (0.04 / 0.24), 6.0]
+    saved = sum(y - x for x, y in zip(a, b, strict=True)) / 4
+    assert part.estimate.mean == pytest.approx(saved, abs=2e-3)
+    assert verdict("less x", lines(), pairs=(("a", "b"),)) == "held"
+    assert verdict("less x", lines(), pairs=(("b", "a"),)) == "not held"
+
+
+def test_compute_that_lowers_accuracy_is_not_needed():
+    found = lines()
+    worse = {"gmacs": 8.0, "top1": 0.1}
+    by_cell = {**found.by_cell, "a2": {0: worse, 1: worse}}
+    (part,) = decide(claim("less x", pairs=(("a", "b"),)), Results(found.design, by_cell)).parts
+    assert part.estimate.mean > 0
+
+
+def test_a_lead_that_shrinks_closes():
+    assert verdict("closes", lines(), pairs=(("b", "a"),)) == "held"
+    assert verdict("closes", lines(), pairs=(("a", "b"),)) == "not held"
+
+
 def test_lines_without_a_common_range_cannot_be_compared():
     found = lines()
     claims = claim("above at equal x", pairs=(("a", "b"),))
     only = {name: found.by_cell[name] for name in ("a1", "b3")}
     assert decide(claims, Results(found.design, only)).verdict is None
+
+
+def test_datasets_that_are_missing_are_left_out_of_every_mean():
+    columns = (("x", 1.0), ("y", 2.0), ("z", 3.0))
+    values = {
+        "a | x": [0.5, 0.6], "a | y": [0.7, 0.8], "a | z": [None, None],
+        "b | x": [0.4, 0.5], "b | y": [0.5, 0.6], "b | z": [0.9, 0.9],
+    }  # fmt: skip
+    found = results(values, rows=("a", "b"), columns=columns, average=True)
+    assert [column.name for column in found.columns] == ["x", "y"]
+    (part,) = decide(claim("above", pairs=(("a", "b"),)), found).parts
+    assert part.name == "a − b"
+    assert part.estimate.mean == pytest.approx(0.15)
 
 
 def test_what_does_not_depend_on_the_seed_is_counted():

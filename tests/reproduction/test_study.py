@@ -325,6 +325,21 @@ def test_full_plans_cost_what_the_paper_says():
         assert all(kind["gpu_hours"] > 0 < kind["state_bytes"] for kind in row["kinds"])
 
 
+def test_a_substitute_replaces_only_data_that_is_left_open():
+    study = Study(
+        [load_experiment("table5").at("full")], Path("none"), overrides={"data.source": "mine"}
+    )
+    tasks = study.tasks_of(study.designs[0], expected=True)
+    data = {task.recipe: task.config.data.source for task in tasks}
+    assert data["pretrain/jft/b16"] == "mine"
+    assert data["pretrain/imagenet/b16"] == "imagenet"
+    assert data["finetune/pets"] == "pets"
+    study = Study(
+        [load_experiment("table8").at("small")], Path("none"), overrides={"data.source": "mine"}
+    )
+    assert {task.config.data.source for task in study.tasks_of(study.designs[0])} == {"mine"}
+
+
 def test_data_that_is_not_public_is_named_before_anything_starts(tmp_path):
     with pytest.raises(VitrailError, match=r"table6|figure5.*data\.source=my_data"):
         paper(["table6"], scale="full", out=tmp_path, device="cpu")

@@ -17,7 +17,7 @@ from vitrail.reporting.charts import (
 )
 from vitrail.reporting.rendering import duration, operations, significant, write_page
 from vitrail.reproduction.claims import Decision, Part, Results, decide
-from vitrail.reproduction.experiment import Cell, Point
+from vitrail.reproduction.experiment import Arm, Cell, Point
 
 _TEMPLATES = "vitrail.reproduction"
 _FRACTIONS = ("top1", "fewshot", "val_top1")
@@ -183,13 +183,37 @@ def _table(results: Results) -> Table | None:
     cells = {(cell.row.name, cell.column.name): cell for cell in design.cells}
     measure = design.experiment.measure
     named = [column.name or _TITLES.get(measure, measure) for column in columns]
+    means = _means(results)
     rows = []
     for row in design.rows:
         found = (cells.get((row.name, column.name)) for column in columns)
-        rows.append((row.name, *("n/a" if c is None else figure(results, c) for c in found)))
+        shown = ("n/a" if cell is None else figure(results, cell) for cell in found)
+        rows.append((row.name, *shown, *(_mean(results, row, of) for of in means.values())))
     n = design.scale.seeds if design.experiment.train else 1
     note = f"Mean ± standard deviation over {plural(n, 'seed')}." if n > 1 else ""
-    return Table(title=design.experiment.title, columns=("", *named), rows=rows, note=note)
+    columns_shown = ("", *named, *(f"mean of {name}" for name in means))
+    return Table(title=design.experiment.title, columns=columns_shown, rows=rows, note=note)
+
+
+def _means(results: Results) -> dict[str, list[Arm]]:
+    """The columns that have a mean: those of each group, and all."""
+    if not results.design.experiment.average or len(results.columns) < 2:
+        return {}
+    groups = dict.fromkeys(column.group for column in results.columns if column.group)
+    of_group = {
+        f"{group} ({len(columns)})": columns
+        for group in groups
+        if (columns := [column for column in results.columns if column.group == group])
+    }
+    return of_group | {f"all ({len(results.columns)})": results.columns}
+
+
+def _mean(results: Results, row: Arm, columns: Sequence[Arm]) -> str:
+    """Over some columns: the mean of each seed, then mean and standard deviation over seeds."""
+    values = list(results.values(Point(tuple(Cell(row, column) for column in columns))).values())
+    if not values:
+        return NONE
+    return f"{mean_std(fmean(values), stdev(values) if len(values) > 1 else None)}%"
 
 
 def figure(results: Results, cell: Cell, measure: str = "") -> str:
