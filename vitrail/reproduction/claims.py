@@ -1,11 +1,12 @@
 """The tests of claims: from results to held, not held, undecided or not measured.
 
 Cells are compared seed by seed. Accuracies are fractions, so a margin of 0.01 is one point. Where a
-claim names a row or a line of several cells, the cell with the best accuracy on val stands for it.
+claim names a row of several cells, the one with the best accuracy on val stands for it, and what is
+compared is its accuracy on test, which had no part in the choice.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -58,25 +59,29 @@ class Results:
     def best(self, name: str) -> Point:
         """The point of a name; of several, the one with the best mean accuracy on val."""
         points = self.design.select(name)
-        return max(points, key=lambda point: self.mean(point, "val_top1") or -math.inf)
+        accuracy = {point.name: self.mean(point, "val_top1") for point in points}
+        return max(points, key=lambda point: -1.0 if (y := accuracy[point.name]) is None else y)
+
+    def complete(self, *names: str) -> bool:
+        """Whether all cells of these names have a result with every seed."""
+        points = [point for name in names for point in self.design.select(name)]
+        cells = [cell for point in points for cell in point.cells]
+        return all(len(self.of(cell)) == self.design.seeds for cell in cells)
 
     def line(self, name: str, seed: int, measure: str) -> tuple[list[float], list[float]]:
-        """The points of a line by increasing x; the axis is logarithmic."""
-        places = []
+        """The points of a line by increasing logarithm of x; those at the same x are averaged."""
+        places: dict[float, list[float]] = {}
         for point in self.design.select(name):
             x, y = self.x(point), self.values(point, measure).get(seed)
             if x is not None and y is not None:
-                places.append((math.log(x), y))
-        places.sort()
-        return [x for x, _ in places], [y for _, y in places]
+                places.setdefault(math.log(x), []).append(y)
+        xs = sorted(places)
+        return xs, [fmean(places[x]) for x in xs]
 
     def x(self, point: Point) -> float | None:
         """Where a point is on the axis of the chart."""
         axis = self.design.experiment.x
         return self.mean(point, axis) if axis else point.cells[0].column.x
-
-    def seeds(self) -> range:
-        return range(self.design.scale.seeds)
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class Part:
     name: str
     estimate: Estimate | None
     """None if there is nothing to compare yet."""
+    complete: bool = True
+    """Whether all runs that it rests on are done. Before that it decides nothing: a study that
+    ends when it likes its interval would be wrong more often than the interval says."""
 
 
 @dataclass(frozen=True)
@@ -103,21 +111,49 @@ def decide(claim: Claim, results: Results) -> Decision:
     if claim.test not in _TESTS:
         raise VitrailError(f"unknown test '{claim.test}' of a claim; one of {', '.join(_TESTS)}")
     parts = tuple(_TESTS[claim.test](claim, results))
-    found = [part.estimate for part in parts if part.estimate is not None]
-    verdict = combine(found) if found and len(found) == len(parts) else None
+    if not parts:
+        given = "expected" if claim.test == "near" else "pairs"
+        raise VitrailError(f"the claim '{claim.text}' compares nothing: it has no {given}")
+    found = [part.estimate for part in parts if part.complete and part.estimate is not None]
+    verdict = combine(found) if len(found) == len(parts) else None
     return Decision(claim, verdict, parts)
 
 
+def names_of_best(claim: Claim, design: Design) -> list[str]:
+    """Names in a claim for which the best of several cells stands."""
+    if claim.test not in _TESTS_OF_BEST:
+        return []
+    names = [*(name for pair in claim.pairs for name in pair), *claim.of, *claim.expected]
+    return [name for name in names if len(design.select(name)) > 1]
+
+
 def _decided(
-    values: Values, claim: Claim, decide_by: Callable[[list[float]], Estimate]
+    values: Iterable[float],
+    claim: Claim,
+    results: Results,
+    decide_by: Callable[[list[float]], Estimate],
 ) -> Estimate | None:
-    """A test of values; of those that do not depend on the seed, their sign decides."""
-    if not values:
+    """A test of values, one per seed; where they do not depend on the seed, one value decides."""
+    found = list(values)
+    if not found:
         return None
-    if claim.measure in _WITHOUT_SEED:
-        value = fmean(values.values())
-        return exact(value, value > claim.margin)
-    return decide_by(list(values.values()))
+    if (claim.measure or results.design.experiment.measure) in _WITHOUT_SEED:
+        value = fmean(found)
+        return exact(value, decide_by([value, value]).verdict == "held")
+    return decide_by(found)
+
+
+def _difference(
+    claim: Claim,
+    results: Results,
+    pair: tuple[str, str],
+    decide_by: Callable[[list[float]], Estimate],
+) -> Part:
+    """The test of a paired difference."""
+    first, second = map(results.best, pair)
+    values = _differences(results, first, second, claim.measure).values()
+    estimate = _decided(values, claim, results, decide_by)
+    return Part(f"{first.name} − {second.name}", estimate, results.complete(*pair))
 
 
 def _differences(results: Results, first: Point, second: Point, measure: str) -> Values:
@@ -128,88 +164,94 @@ def _differences(results: Results, first: Point, second: Point, measure: str) ->
 def _above(claim: Claim, results: Results) -> Iterator[Part]:
     """The first cell of each pair exceeds the second by more than the margin."""
     for pair in claim.pairs:
-        first, second = map(results.best, pair)
-        values = _differences(results, first, second, claim.measure)
-        estimate = _decided(values, claim, lambda found: is_above(found, claim.margin))
-        yield Part(f"{first.name} − {second.name}", estimate)
+        yield _difference(claim, results, pair, lambda found: is_above(found, claim.margin))
 
 
 def _within(claim: Claim, results: Results) -> Iterator[Part]:
     """The cells of each pair differ by less than the margin."""
+    if claim.margin <= 0:
+        raise VitrailError(f"the claim '{claim.text}' needs a margin above zero")
     for pair in claim.pairs:
-        first, second = map(results.best, pair)
-        values = _differences(results, first, second, claim.measure)
-        estimate = is_within(list(values.values()), claim.margin) if values else None
-        yield Part(f"{first.name} − {second.name}", estimate)
+        yield _difference(claim, results, pair, lambda found: is_within(found, claim.margin))
 
 
 def _turns(claim: Claim, results: Results) -> Iterator[Part]:
     """The first row of each pair is below the second in the first column, above it in the last."""
-    design = results.design
-    for lower, upper in claim.pairs:
-        for column, (a, b) in ((0, (upper, lower)), (-1, (lower, upper))):
-            first, second = design.select(a)[column], design.select(b)[column]
-            values = _differences(results, first, second, claim.measure)
-            estimate = is_above(list(values.values())) if values else None
-            yield Part(f"{first.name} − {second.name}", estimate)
+    for one, other in claim.pairs:
+        (first, last), (other_first, other_last) = (
+            _ends(claim, results, name) for name in (one, other)
+        )
+        for pair in ((other_first.name, first.name), (last.name, other_last.name)):
+            yield _difference(claim, results, pair, lambda found: is_above(found, claim.margin))
 
 
 def _gains_more(claim: Claim, results: Results) -> Iterator[Part]:
     """From the first column to the last, the first row of each pair gains more than the second."""
     for pair in claim.pairs:
-        gains = []
-        for name in pair:
-            points = results.design.select(name)
-            gains.append(_differences(results, points[-1], points[0], claim.measure))
+        ends = [_ends(claim, results, name) for name in pair]
+        gains = [_differences(results, last, first, claim.measure) for first, last in ends]
         values = [gains[0][seed] - gains[1][seed] for seed in gains[0].keys() & gains[1].keys()]
-        estimate = is_above(values, claim.margin) if values else None
-        yield Part(f"gain of {pair[0]} − gain of {pair[1]}", estimate)
+        estimate = _decided(values, claim, results, lambda found: is_above(found, claim.margin))
+        names = (point.name for pair in ends for point in pair)
+        yield Part(f"gain of {pair[0]} − gain of {pair[1]}", estimate, results.complete(*names))
+
+
+def _ends(claim: Claim, results: Results, name: str) -> tuple[Point, Point]:
+    """The cells of a row in the first and in the last column."""
+    points = results.design.select(name)
+    if len(points) < 2:
+        raise VitrailError(f"the claim '{claim.text}' needs several columns; '{name}' has one")
+    return points[0], points[-1]
 
 
 def _positive(claim: Claim, results: Results) -> Iterator[Part]:
     """A measure of a cell is above the margin."""
-    names = claim.of or tuple(point.name for point in results.design.points)
-    for name in names:
-        values = results.values(results.best(name), claim.measure)
-        yield Part(name, _decided(values, claim, lambda v: is_above(v, claim.margin)))
+    for name in claim.of or tuple(point.name for point in results.design.points):
+        values = results.values(results.best(name), claim.measure).values()
+        estimate = _decided(values, claim, results, lambda found: is_above(found, claim.margin))
+        yield Part(name, estimate, results.complete(name))
 
 
 def _near(claim: Claim, results: Results) -> Iterator[Part]:
     """Figures are those of the paper, up to a relative margin."""
     for name, expected in claim.expected.items():
+        if not expected:
+            raise VitrailError(f"the claim '{claim.text}' expects 0 for '{name}'")
         value = results.mean(results.best(name), claim.measure)
         ratio = None if value is None else value / expected - 1
         estimate = None if ratio is None else exact(ratio, abs(ratio) <= claim.margin)
-        yield Part(name, estimate)
+        yield Part(name, estimate, results.complete(name))
 
 
 def _above_along(claim: Claim, results: Results, lowest: bool) -> Iterator[Part]:
     """The first line of each pair is above the second at equal x, where both are: on average, or
     at the lowest x."""
-    for first, second in claim.pairs:
-        gaps = {}
-        for seed in results.seeds():
-            gap = _gap(
-                results.line(first, seed, claim.measure), results.line(second, seed, claim.measure)
-            )
-            if gap is not None:
-                gaps[seed] = gap[0] if lowest else fmean(gap)
-        estimate = is_above(list(gaps.values()), claim.margin) if gaps else None
-        yield Part(f"{first} − {second}", estimate)
+    for pair in claim.pairs:
+        gaps = []
+        for seed in range(results.design.seeds):
+            first, second = (results.line(name, seed, claim.measure) for name in pair)
+            gap = _gap(first, second, lowest)
+            gaps += [] if gap is None else [gap]
+        estimate = _decided(gaps, claim, results, lambda found: is_above(found, claim.margin))
+        yield Part(f"{pair[0]} − {pair[1]}", estimate, results.complete(*pair))
 
 
 def _gap(
-    first: tuple[list[float], list[float]], second: tuple[list[float], list[float]]
-) -> list[float] | None:
-    """The differences of two lines, interpolated, at all points within the range of both."""
+    first: tuple[list[float], list[float]], second: tuple[list[float], list[float]], lowest: bool
+) -> float | None:
+    """The mean difference of two interpolated lines over the range of both, or that at its low
+    end."""
     (x1, y1), (x2, y2) = first, second
     if not x1 or not x2:
         return None
     low, high = max(x1[0], x2[0]), min(x1[-1], x2[-1])
-    shared = sorted({low, high, *(x for x in (*x1, *x2) if low < x < high)})
     if low > high:
         return None
-    return (np.interp(shared, x1, y1) - np.interp(shared, x2, y2)).tolist()
+    shared = sorted({low, high, *(x for x in (*x1, *x2) if low < x < high)})
+    gaps = np.interp(shared, x1, y1) - np.interp(shared, x2, y2)
+    if lowest or low == high:
+        return float(gaps[0])
+    return float(np.trapezoid(gaps, shared)) / (high - low)
 
 
 _TESTS: Mapping[str, Callable[[Claim, Results], Iterator[Part]]] = {
@@ -222,3 +264,5 @@ _TESTS: Mapping[str, Callable[[Claim, Results], Iterator[Part]]] = {
     "above at equal x": lambda claim, results: _above_along(claim, results, lowest=False),
     "above at the lowest x": lambda claim, results: _above_along(claim, results, lowest=True),
 }
+_TESTS_OF_BEST = ("above", "within", "positive", "near")
+"""Tests that compare one cell for each name."""
