@@ -1,5 +1,8 @@
 """What results say about a claim, on results made up for the purpose."""
 
+import math
+
+import numpy as np
 import pytest
 
 from vitrail.errors import VitrailError
@@ -61,6 +64,22 @@ def test_nothing_is_decided_before_everything_is_measured():
     assert decision.verdict is None
     assert [part.estimate is None for part in decision.parts] == [False, True]
     assert evidence(decision.parts[1]) == "a − b: not measured"
+
+
+def test_seeds_that_are_missing_leave_a_claim_open():
+    # Looking after every seed would find a difference too often.
+    found = results({"a": [0.51, 0.711, None], "b": [0.50, 0.70, 0.90]})
+    decision = decide(claim("above", pairs=(("a", "b"),)), found)
+    assert decision.verdict is None
+    assert decision.parts[0].estimate.verdict == "held"
+    assert evidence(decision.parts[0]).endswith("n = 2; some runs are missing")
+
+
+def test_the_best_column_is_not_chosen_before_all_are_there():
+    values = {"a | slow": [0.9, 0.91], "a | fast": [None, None], "b | slow": [0.4, 0.411]}
+    columns = (("slow", 1.0), ("fast", 2.0))
+    found = results({**values, "b | fast": [0.3, 0.31]}, rows=("a", "b"), columns=columns)
+    assert verdict("above", found, pairs=(("a", "b"),)) is None
 
 
 def test_a_run_that_diverged_has_no_partner():
@@ -125,8 +144,18 @@ def lines():
 
 def test_lines_are_compared_at_equal_x():
     (part,) = decide(claim("above at equal x", pairs=(("a", "b"),)), lines()).parts
-    # At 2, 4 and 16, interpolated along the logarithm: 0.6 − 0.65, 0.7 − 0.66, 0.9 − 0.78.
-    assert part.estimate.mean == pytest.approx((-0.05 + 0.04 + 0.12) / 3, abs=1e-3)
+    # At 2, 4 and 16, interpolated along the logarithm: 0.6 − 0.65, 0.7 − 0.66, 0.9 − 0.78. From 2
+    # to 4 is one octave, from 4 to 16 are two.
+    mean = ((-0.05 + 0.04) / 2 + 2 * (0.04 + 0.12) / 2) / 3
+    assert part.estimate.mean == pytest.approx(mean, abs=1e-3)
+
+
+def test_points_of_a_line_at_the_same_x_are_averaged():
+    found = lines()
+    twice = {"a2": {0: {"gmacs": 16.0, "top1": 0.7}, 1: {"gmacs": 16.0, "top1": 0.7001}}}
+    x, y = Results(found.design, {**found.by_cell, **twice}).line("a", 0, "")
+    assert x == pytest.approx([0.0, math.log(16)])
+    assert y == pytest.approx([0.5, 0.8])
 
 
 def test_lines_are_compared_at_the_lowest_x_of_both():
@@ -135,14 +164,12 @@ def test_lines_are_compared_at_the_lowest_x_of_both():
 
 
 def test_compute_is_compared_at_equal_accuracy():
-    # At 0.65, 0.66, 0.7 and 0.9, a needs 1 + 1.5, …: logarithms to base 2, interpolated.
     (part,) = decide(claim("less x", pairs=(("a", "b"),)), lines()).parts
-    a = [
-        2 * (y - 0.5) / 0.2 if y <= 0.7 else 2 + 2 * (y - 0.7) / 0.2 for y in (0.65, 0.66, 0.7, 0.9)
-    ]
-    b = [1.0, 2.0, 2 + 4 * (0.04 / 0.24), 6.0]
-    saved = sum(y - x for x, y in zip(a, b, strict=True)) / 4
-    assert part.estimate.mean == pytest.approx(saved, abs=2e-3)
+    # What both reach, and the logarithms to base 2 of the compute for it, interpolated.
+    reached = [0.65, 0.66, 0.7, 0.9]
+    a, b = [1.5, 1.6, 2.0, 4.0], [1.0, 2.0, 2 + 4 * 0.04 / 0.24, 6.0]
+    saved = np.trapezoid(np.subtract(b, a), reached) / 0.25
+    assert part.estimate.mean == pytest.approx(saved, abs=5e-3)
     assert verdict("less x", lines(), pairs=(("a", "b"),)) == "held"
     assert verdict("less x", lines(), pairs=(("b", "a"),)) == "not held"
 
@@ -163,8 +190,20 @@ def test_a_lead_that_shrinks_closes():
 def test_lines_without_a_common_range_cannot_be_compared():
     found = lines()
     claims = claim("above at equal x", pairs=(("a", "b"),))
-    only = {name: found.by_cell[name] for name in ("a1", "b3")}
-    assert decide(claims, Results(found.design, only)).verdict is None
+    apart = {
+        name: {seed: one | {"gmacs": one["gmacs"] * (100 if name[0] == "b" else 1)}
+               for seed, one in by_seed.items()}
+        for name, by_seed in found.by_cell.items()
+    }  # fmt: skip
+    assert decide(claims, Results(found.design, apart)).verdict is None
+
+
+@pytest.mark.parametrize("missing", ["a1", "a2", "b3"])
+def test_lines_decide_nothing_before_all_their_points_are_there(missing):
+    found = lines()
+    rest = {name: by_seed for name, by_seed in found.by_cell.items() if name != missing}
+    claims = claim("above at equal x", pairs=(("a", "b"),))
+    assert decide(claims, Results(found.design, rest)).verdict is None
 
 
 def test_datasets_that_are_missing_are_left_out_of_every_mean():
@@ -184,6 +223,13 @@ def test_what_does_not_depend_on_the_seed_is_counted():
     found = results({"a": [{"gmacs": 2.0}], "b": [{"gmacs": 1.0}]})
     assert verdict("above", found, pairs=(("a", "b"),), measure="gmacs") == "held"
     assert verdict("above", found, pairs=(("b", "a"),), measure="gmacs") == "not held"
+
+
+def test_the_measure_of_an_experiment_may_be_exact():
+    found = results({"a": [{"gmacs": 2.0}], "b": [{"gmacs": 1.0}]}, measure="gmacs")
+    assert verdict("above", found, pairs=(("a", "b"),)) == "held"
+    assert verdict("within", found, pairs=(("a", "b"),), margin=1.5) == "held"
+    assert verdict("within", found, pairs=(("a", "b"),), margin=0.5) == "not held"
 
 
 def test_a_measure_can_be_tested_by_itself():
@@ -208,6 +254,28 @@ def test_evidence_says_how_sure_it_is():
     text = evidence(part)
     assert text.startswith("a − b: +0.67 points (−3.13 to +4.46), n = 3; about ")
     assert text.endswith(" seeds would decide it")
+
+
+def test_evidence_of_equality_has_the_interval_that_decides():
+    found = results({"a": [0.52, 0.70, 0.92], "b": [0.50, 0.71, 0.91]})
+    (part,) = decide(claim("within", pairs=(("a", "b"),), margin=0.5), found).parts
+    assert evidence(part, test="within") == "a − b: +0.67 points (90%: −1.91 to +3.24), n = 3"
+
+
+@pytest.mark.parametrize(
+    ("test", "options", "message"),
+    [
+        ("above", {}, "it has no pairs"),
+        ("near", {}, "it has no expected"),
+        ("near", {"expected": {"a": 0.0}}, "expects 0"),
+        ("within", {"pairs": (("a", "b"),)}, "margin above zero"),
+        ("turns", {"pairs": (("a", "b"),)}, "several columns"),
+        ("above", {"pairs": (("a", "c"),)}, "no 'c'"),
+    ],
+)
+def test_claims_that_test_nothing_are_errors(test, options, message):
+    with pytest.raises(VitrailError, match=message):
+        decide(claim(test, **options), results({"a": [0.5], "b": [0.5]}))
 
 
 def test_an_unknown_test_is_an_error():

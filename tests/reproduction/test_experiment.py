@@ -23,6 +23,9 @@ rows = [{ name = "a" }, { name = "b", settings = { "model.width" = 96 } }]
 
 [scales.smoke]
 """
+CLAIMED = SMALLEST.replace(
+    "[scales", '[[claims]]\ntext = ""\npaper = ""\ntest = "above"\nscales = ["smoke"]\n\n[scales'
+)
 
 
 def test_every_file_is_listed():
@@ -123,6 +126,7 @@ def test_an_experiment_of_ones_own(tmp_path):
         (SMALLEST.replace("smoke", "huge"), "unknown scale 'huge'"),
         (SMALLEST.replace('"b"', "3"), "name = 3"),
         ("title = ", "cannot read"),
+        (CLAIMED.replace('["smoke"]', '["smokey"]'), "no scale 'smokey'"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
@@ -133,6 +137,36 @@ def test_mistakes_are_named(tmp_path, text, message):
     assert message in str(error.value)
     assert "mine.toml" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"b"', '"a"', "each row needs a name of its own"),
+        ('"b"', '""', "each row needs a name of its own"),
+        ('"b"', '"b", columns = ["c"]', "'b' has no column 'c'"),
+        ("rows = ", 'columns = [{ name = "few", x = 0 }]\nrows = ', "x = 0 of 'few'"),
+        ("rows = ", 'measure = "topp1"\nrows = ', "did you mean 'top1'"),
+        ("rows = ", 'measure = "fewshot"\nrows = ', 'add measures = ["fewshot"]'),
+        ("rows = ", 'x = "gmac"\nrows = ', "did you mean 'gmacs'"),
+        ("[scales.smoke]", "[scales.smoke]\nseeds = -1", "scales.smoke.seeds = -1"),
+        ("rows = ", "columns = ", "has no rows"),
+    ],
+)
+def test_cells_that_make_no_sense_are_errors(tmp_path, before, after, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALLEST.replace(before, after))
+    with pytest.raises(VitrailError) as error:
+        load_experiment(str(path)).at("smoke")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_scoreboard_keeps_its_name(tmp_path):
+    path = tmp_path / "index.toml"
+    path.write_text(SMALLEST)
+    with pytest.raises(VitrailError, match=r"index\.html"):
+        load_experiment(str(path))
 
 
 def test_unknown_names_are_errors(tmp_path):

@@ -40,6 +40,14 @@ def test_equivalence_is_two_one_sided_tests(values):
     assert (is_within(values, 0.02).verdict == "held") == (max(low, high) < 0.05)
 
 
+def test_equivalence_has_the_interval_that_decides_it():
+    values = [0.009, 0.007, 0.0085]
+    found = is_within(values, 0.0105)
+    assert found.verdict == "held"
+    assert (found.low, found.high) == interval(values, 0.9)
+    assert found.high < 0.0105 < interval(values)[1]
+
+
 def test_differences_far_from_zero_hold_and_close_ones_are_undecided():
     assert is_above([0.02, 0.021, 0.019]).verdict == "held"
     assert is_above([-0.02, -0.021, -0.019]).verdict == "not held"
@@ -62,7 +70,7 @@ def test_the_seeds_that_are_needed_would_decide():
 
 def test_one_seed_decides_nothing_but_a_count_does():
     assert is_above([0.5]).verdict == "undecided"
-    assert is_above([0.5]).needed == 2
+    assert is_above([0.5]).needed is None  # nothing is known of the deviation
     assert exact(3.0, True).verdict == "held"
     assert exact(3.0, False).verdict == "not held"
 

@@ -375,6 +375,47 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
     assert message in error[0]
 
 
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        (EXPERIMENT.replace('["wide", ', '["wyde", '), [], "did you mean 'wide'"),
+        (EXPERIMENT.replace("above", "over"), [], "unknown test 'over'"),
+        (EXPERIMENT, ["model.width=32"], "model.width cannot be set"),
+        (EXPERIMENT, ["seed=3"], "seed cannot be set"),
+        (EXPERIMENT + 'columns = [{ name = "a" }, { name = "b" }]', [], "stands for several cells"),
+    ],
+)
+def test_nothing_runs_before_a_mistake_is_named(text, settings, message, described, tmp_path):
+    with pytest.raises(VitrailError, match=message):
+        paper([described(text)], settings, scale="smoke", out=tmp_path / "study", device="cpu")
+    assert not (tmp_path / "study").exists()
+
+
+def test_two_experiments_of_one_name_are_an_error(described, tmp_path):
+    path = Path(described()).rename(tmp_path / "table8.toml")
+    with pytest.raises(VitrailError, match="two experiments are named 'table8'"):
+        plan_paper(["table8", str(path)], scale="smoke")
+
+
+def test_text_is_never_markup(described, tmp_path):
+    text = EXPERIMENT.replace("Wider is better", "<i>*Wider* | `is`</i>").replace("wide", "<b>wide")
+    path = Path(described(text)).rename(tmp_path / "my [own] test.toml")
+    run(str(path), tmp_path / "study")
+    page = (tmp_path / "study" / "my [own] test.html").read_text()
+    assert "&lt;b&gt;wide" in page
+    assert "<b>wide" not in page
+    line = next(
+        one for one in (tmp_path / "study" / "README.md").read_text().splitlines() if "my" in one
+    )
+    assert line.startswith(r"| [my \[own\] test](my%20%5Bown%5D%20test.html) | \<i\>\*Wider\* \| ")
+    assert "my%20%5Bown%5D%20test.html" in (tmp_path / "study" / "index.html").read_text()
+
+
+def test_a_page_names_the_settings_that_were_given(described, tmp_path):
+    paper([described()], ["optim.lr=0.002"], scale="smoke", out=tmp_path, device="cpu")
+    assert "With optim.lr=0.002." in (tmp_path / "mine.html").read_text()
+
+
 def test_settings_apply_to_the_first_stage(described, tmp_path):
     say("")  # a line between progress and results
     paper([described(STAGES)], ["optim.lr=0.002"], scale="smoke", out=tmp_path, device="cpu")

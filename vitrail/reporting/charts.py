@@ -424,6 +424,7 @@ def _label_scatter(axes: Axes, scatter: Scatter, x: Points) -> None:
     axes.set_xlabel(scatter.x_name, loc="right", labelpad=2)
     if scatter.log_y:
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))

@@ -1,11 +1,12 @@
 """The tests of claims: from results to held, not held, undecided or not measured.
 
 Cells are compared seed by seed. Accuracies are fractions, so a margin of 0.01 is one point. Where a
-claim names a row or a line of several cells, the cell with the best accuracy on val stands for it.
+claim names a row of several cells, the one with the best accuracy on val stands for it, and what is
+compared is its accuracy on test, which had no part in the choice.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -26,6 +27,8 @@ from vitrail.reproduction.significance import (
 
 Values = Mapping[int, float]
 """A figure of a cell by seed."""
+Line = tuple[list[float], list[float]]
+"""x, increasing, and y."""
 _WITHOUT_SEED = ("gmacs", "parameters", "largest_batch", "images_per_second")
 """Measures that do not depend on the seed, or are not repeated."""
 
@@ -72,25 +75,35 @@ class Results:
     def best(self, name: str) -> Point:
         """The point of a name; of several, the one with the best mean accuracy on val."""
         points = self.design.select(name)
-        return max(points, key=lambda point: self.mean(point, "val_top1") or -math.inf)
+        accuracy = {point.name: self.mean(point, "val_top1") for point in points}
+        return max(points, key=lambda point: -1.0 if (y := accuracy[point.name]) is None else y)
 
-    def line(self, name: str, seed: int, measure: str) -> tuple[list[float], list[float]]:
-        """The points of a line by increasing x; the axis is logarithmic."""
-        places = []
+    def complete(self, *names: str) -> bool:
+        """Whether all cells of these names have a result with every seed.
+
+        A dataset without any result is taken to be missing, if a row is the mean over datasets.
+        """
+        points = [point for name in names for point in self.design.select(name)]
+        cells = [cell for point in points for cell in point.cells]
+        if self.design.experiment.average:
+            known = [c.column for c in self.design.cells if self.of(c)]
+            cells = [cell for cell in cells if cell.column in known]
+        return bool(cells) and all(len(self.of(cell)) == self.design.seeds for cell in cells)
+
+    def line(self, name: str, seed: int, measure: str) -> Line:
+        """The points of a line by increasing logarithm of x; those at the same x are averaged."""
+        places: dict[float, list[float]] = {}
         for point in self.design.select(name):
             x, y = self.x(point), self.values(point, measure).get(seed)
             if x is not None and y is not None:
-                places.append((math.log(x), y))
-        places.sort()
-        return [x for x, _ in places], [y for _, y in places]
+                places.setdefault(math.log(x), []).append(y)
+        xs = sorted(places)
+        return xs, [fmean(places[x]) for x in xs]
 
     def x(self, point: Point) -> float | None:
         """Where a point is on the axis of the chart."""
         axis = self.design.experiment.x
         return self.mean(point, axis) if axis else point.cells[0].column.x
-
-    def seeds(self) -> range:
-        return range(self.design.scale.seeds)
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,9 @@ class Part:
     name: str
     estimate: Estimate | None
     """None if there is nothing to compare yet."""
+    complete: bool = True
+    """Whether all runs that it rests on are done. Before that it decides nothing: a study that
+    ends when it likes its interval would be wrong more often than the interval says."""
 
 
 @dataclass(frozen=True)
@@ -117,21 +133,49 @@ def decide(claim: Claim, results: Results) -> Decision:
     if claim.test not in _TESTS:
         raise VitrailError(f"unknown test '{claim.test}' of a claim; one of {', '.join(_TESTS)}")
     parts = tuple(_TESTS[claim.test](claim, results))
-    found = [part.estimate for part in parts if part.estimate is not None]
-    verdict = combine(found) if found and len(found) == len(parts) else None
+    if not parts:
+        given = "expected" if claim.test == "near" else "pairs"
+        raise VitrailError(f"the claim '{claim.text}' compares nothing: it has no {given}")
+    found = [part.estimate for part in parts if part.complete and part.estimate is not None]
+    verdict = combine(found) if len(found) == len(parts) else None
     return Decision(claim, verdict, parts)
 
 
+def names_of_best(claim: Claim, design: Design) -> list[str]:
+    """Names in a claim for which the best of several cells stands."""
+    if claim.test not in _TESTS_OF_BEST:
+        return []
+    names = [*(name for pair in claim.pairs for name in pair), *claim.of, *claim.expected]
+    return [name for name in names if len(design.select(name)) > 1]
+
+
 def _decided(
-    values: Values, claim: Claim, decide_by: Callable[[list[float]], Estimate]
+    values: Iterable[float],
+    claim: Claim,
+    results: Results,
+    decide_by: Callable[[list[float]], Estimate],
 ) -> Estimate | None:
-    """A test of values; of those that do not depend on the seed, their sign decides."""
-    if not values:
+    """A test of values, one per seed; where they do not depend on the seed, one value decides."""
+    found = list(values)
+    if not found:
         return None
-    if claim.measure in _WITHOUT_SEED:
-        value = fmean(values.values())
-        return exact(value, value > claim.margin)
-    return decide_by(list(values.values()))
+    if (claim.measure or results.design.experiment.measure) in _WITHOUT_SEED:
+        value = fmean(found)
+        return exact(value, decide_by([value, value]).verdict == "held")
+    return decide_by(found)
+
+
+def _difference(
+    claim: Claim,
+    results: Results,
+    pair: tuple[str, str],
+    decide_by: Callable[[list[float]], Estimate],
+) -> Part:
+    """The test of a paired difference."""
+    first, second = map(results.best, pair)
+    values = _differences(results, first, second, claim.measure).values()
+    estimate = _decided(values, claim, results, decide_by)
+    return Part(f"{first.name} − {second.name}", estimate, results.complete(*pair))
 
 
 def _differences(results: Results, first: Point, second: Point, measure: str) -> Values:
@@ -142,49 +186,43 @@ def _differences(results: Results, first: Point, second: Point, measure: str) ->
 def _above(claim: Claim, results: Results) -> Iterator[Part]:
     """The first cell of each pair exceeds the second by more than the margin."""
     for pair in claim.pairs:
-        first, second = map(results.best, pair)
-        values = _differences(results, first, second, claim.measure)
-        estimate = _decided(values, claim, lambda found: is_above(found, claim.margin))
-        yield Part(f"{first.name} − {second.name}", estimate)
+        yield _difference(claim, results, pair, lambda found: is_above(found, claim.margin))
 
 
 def _within(claim: Claim, results: Results) -> Iterator[Part]:
     """The cells of each pair differ by less than the margin."""
+    if claim.margin <= 0:
+        raise VitrailError(f"the claim '{claim.text}' needs a margin above zero")
     for pair in claim.pairs:
-        first, second = map(results.best, pair)
-        values = _differences(results, first, second, claim.measure)
-        estimate = is_within(list(values.values()), claim.margin) if values else None
-        yield Part(f"{first.name} − {second.name}", estimate)
+        yield _difference(claim, results, pair, lambda found: is_within(found, claim.margin))
 
 
 def _turns(claim: Claim, results: Results) -> Iterator[Part]:
     """The first row of each pair is below the second in the first column, above it in the last."""
-    design = results.design
-    for lower, upper in claim.pairs:
-        for column, (a, b) in ((0, (upper, lower)), (-1, (lower, upper))):
-            first, second = design.select(a)[column], design.select(b)[column]
-            values = _differences(results, first, second, claim.measure)
-            estimate = is_above(list(values.values())) if values else None
-            yield Part(f"{first.name} − {second.name}", estimate)
+    for one, other in claim.pairs:
+        (first, last), (other_first, other_last) = (
+            _ends(claim, results, name) for name in (one, other)
+        )
+        for pair in ((other_first.name, first.name), (last.name, other_last.name)):
+            yield _difference(claim, results, pair, lambda found: is_above(found, claim.margin))
 
 
 def _less_x(claim: Claim, results: Results) -> Iterator[Part]:
     """The first line of each pair needs a smaller x than the second for the same value: by how many
     doublings, on average over the values that both reach."""
-    for first, second in claim.pairs:
-        doublings = {}
-        for seed in results.seeds():
-            lines = (results.line(name, seed, claim.measure) for name in (first, second))
-            if (gap := _gap(*(_inverse(x, y) for x, y in lines))) is not None:
-                doublings[seed] = -fmean(gap) / math.log(2)
-        estimate = is_above(list(doublings.values()), claim.margin) if doublings else None
-        yield Part(f"doublings of x that {first} saves over {second}", estimate)
+
+    def doublings(first: Line, second: Line) -> float | None:
+        gaps = _gaps(_inverse(first), _inverse(second))
+        return None if gaps is None else -gaps.mean / math.log(2)
+
+    for pair in claim.pairs:
+        yield _along(claim, results, pair, "doublings of x that {} saves over {}", doublings)
 
 
-def _inverse(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
+def _inverse(line: Line) -> Line:
     """The least x that reaches each value, by increasing value: more compute may be worse."""
     reached: list[tuple[float, float]] = []
-    for x, y in zip(xs, ys, strict=True):
+    for x, y in zip(*line, strict=True):
         if not reached or y > reached[-1][0]:
             reached.append((y, x))
     return [y for y, _ in reached], [x for _, x in reached]
@@ -193,72 +231,107 @@ def _inverse(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]
 def _closes(claim: Claim, results: Results) -> Iterator[Part]:
     """The lead of the first line of each pair over the second shrinks from the lowest x that both
     have to the highest."""
-    for first, second in claim.pairs:
-        shrinks = {}
-        for seed in results.seeds():
-            lines = (results.line(name, seed, claim.measure) for name in (first, second))
-            if (gap := _gap(*lines)) is not None and len(gap) > 1:
-                shrinks[seed] = gap[0] - gap[-1]
-        estimate = is_above(list(shrinks.values()), claim.margin) if shrinks else None
-        yield Part(f"lead of {first} over {second} at the lowest x − at the highest", estimate)
+
+    def shrinks(first: Line, second: Line) -> float | None:
+        gaps = _gaps(first, second)
+        return None if gaps is None or gaps.width == 0 else gaps.low - gaps.high
+
+    for pair in claim.pairs:
+        yield _along(claim, results, pair, "lead of {} over {}, low x − high x", shrinks)
 
 
 def _gains_more(claim: Claim, results: Results) -> Iterator[Part]:
     """From the first column to the last, the first row of each pair gains more than the second."""
     for pair in claim.pairs:
-        gains = []
-        for name in pair:
-            points = results.design.select(name)
-            gains.append(_differences(results, points[-1], points[0], claim.measure))
+        ends = [_ends(claim, results, name) for name in pair]
+        gains = [_differences(results, last, first, claim.measure) for first, last in ends]
         values = [gains[0][seed] - gains[1][seed] for seed in gains[0].keys() & gains[1].keys()]
-        estimate = is_above(values, claim.margin) if values else None
-        yield Part(f"gain of {pair[0]} − gain of {pair[1]}", estimate)
+        estimate = _decided(values, claim, results, lambda found: is_above(found, claim.margin))
+        names = (point.name for pair in ends for point in pair)
+        yield Part(f"gain of {pair[0]} − gain of {pair[1]}", estimate, results.complete(*names))
+
+
+def _ends(claim: Claim, results: Results, name: str) -> tuple[Point, Point]:
+    """The cells of a row in the first and in the last column."""
+    points = results.design.select(name)
+    if len(points) < 2:
+        raise VitrailError(f"the claim '{claim.text}' needs several columns; '{name}' has one")
+    return points[0], points[-1]
 
 
 def _positive(claim: Claim, results: Results) -> Iterator[Part]:
     """A measure of a cell is above the margin."""
-    names = claim.of or tuple(point.name for point in results.design.points)
-    for name in names:
-        values = results.values(results.best(name), claim.measure)
-        yield Part(name, _decided(values, claim, lambda v: is_above(v, claim.margin)))
+    for name in claim.of or tuple(point.name for point in results.design.points):
+        values = results.values(results.best(name), claim.measure).values()
+        estimate = _decided(values, claim, results, lambda found: is_above(found, claim.margin))
+        yield Part(name, estimate, results.complete(name))
 
 
 def _near(claim: Claim, results: Results) -> Iterator[Part]:
     """Figures are those of the paper, up to a relative margin."""
     for name, expected in claim.expected.items():
+        if not expected:
+            raise VitrailError(f"the claim '{claim.text}' expects 0 for '{name}'")
         value = results.mean(results.best(name), claim.measure)
         ratio = None if value is None else value / expected - 1
         estimate = None if ratio is None else exact(ratio, abs(ratio) <= claim.margin)
-        yield Part(name, estimate)
+        yield Part(name, estimate, results.complete(name))
 
 
 def _above_along(claim: Claim, results: Results, lowest: bool) -> Iterator[Part]:
     """The first line of each pair is above the second at equal x, where both are: on average, or
     at the lowest x."""
-    for first, second in claim.pairs:
-        gaps = {}
-        for seed in results.seeds():
-            gap = _gap(
-                results.line(first, seed, claim.measure), results.line(second, seed, claim.measure)
-            )
-            if gap is not None:
-                gaps[seed] = gap[0] if lowest else fmean(gap)
-        estimate = is_above(list(gaps.values()), claim.margin) if gaps else None
-        yield Part(f"{first} − {second}", estimate)
+
+    def gap(first: Line, second: Line) -> float | None:
+        gaps = _gaps(first, second)
+        return None if gaps is None else gaps.low if lowest else gaps.mean
+
+    for pair in claim.pairs:
+        yield _along(claim, results, pair, "{} − {}", gap)
 
 
-def _gap(
-    first: tuple[list[float], list[float]], second: tuple[list[float], list[float]]
-) -> list[float] | None:
-    """The differences of two lines, interpolated, at all points within the range of both."""
+def _along(
+    claim: Claim,
+    results: Results,
+    pair: tuple[str, str],
+    name: str,
+    compare: Callable[[Line, Line], float | None],
+) -> Part:
+    """The test of a figure that compares two lines, seed by seed."""
+    values = []
+    for seed in range(results.design.seeds):
+        first, second = (results.line(line, seed, claim.measure) for line in pair)
+        if (value := compare(first, second)) is not None:
+            values.append(value)
+    estimate = _decided(values, claim, results, lambda found: is_above(found, claim.margin))
+    return Part(name.format(*pair), estimate, results.complete(*pair))
+
+
+@dataclass(frozen=True)
+class _Gaps:
+    """The difference of two interpolated lines over the range of both."""
+
+    mean: float
+    low: float
+    """At the low end,"""
+    high: float
+    """and at the high end."""
+    width: float
+
+
+def _gaps(first: Line, second: Line) -> _Gaps | None:
+    """None where the lines have no common range."""
     (x1, y1), (x2, y2) = first, second
     if not x1 or not x2:
         return None
     low, high = max(x1[0], x2[0]), min(x1[-1], x2[-1])
-    shared = sorted({low, high, *(x for x in (*x1, *x2) if low < x < high)})
     if low > high:
         return None
-    return (np.interp(shared, x1, y1) - np.interp(shared, x2, y2)).tolist()
+    shared = sorted({low, high, *(x for x in (*x1, *x2) if low < x < high)})
+    gaps = np.interp(shared, x1, y1) - np.interp(shared, x2, y2)
+    ends = float(gaps[0]), float(gaps[-1])
+    mean = float(np.trapezoid(gaps, shared)) / (high - low) if high > low else ends[0]
+    return _Gaps(mean, *ends, high - low)
 
 
 _TESTS: Mapping[str, Callable[[Claim, Results], Iterator[Part]]] = {
@@ -273,3 +346,5 @@ _TESTS: Mapping[str, Callable[[Claim, Results], Iterator[Part]]] = {
     "above at equal x": lambda claim, results: _above_along(claim, results, lowest=False),
     "above at the lowest x": lambda claim, results: _above_along(claim, results, lowest=True),
 }
+_TESTS_OF_BEST = ("above", "within", "positive", "near")
+"""Tests that compare one cell for each name."""

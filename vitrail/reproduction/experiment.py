@@ -4,6 +4,7 @@ An experiment is a TOML file in `experiments/`: a grid of rows and columns, each
 top of a recipe. `scales.toml` holds what all experiments have in common at a scale.
 """
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
@@ -149,6 +150,8 @@ class Experiment:
             scales = ", ".join(self.scales)
             raise VitrailError(f"{self.name} has no scale '{name}'; it has {scales}")
         own, shared = self.scales[name], shared_scales()[name]
+        if own.seeds < 0:
+            raise VitrailError(f"{self.name}: scales.{name}.seeds = {own.seeds}")
         merged = replace(
             own,
             about=shared.about,
@@ -161,7 +164,7 @@ class Experiment:
             pretrain_once=own.pretrain_once or shared.pretrain_once,
         )
         own_measure = own.measure or self.measure
-        return Design(
+        design = Design(
             experiment=replace(self, measure=own_measure, measures=(*self.measures, *own.measures)),
             name=name,
             scale=merged,
@@ -169,6 +172,10 @@ class Experiment:
             columns=own.columns or self.columns or (Arm(name=""),),
             claims=tuple(c for c in self.claims if name in (c.scales or (name,))),
         )
+        _check_arms(design)
+        _check_axis(design)
+        _check_measures(design)
+        return design
 
 
 @dataclass(frozen=True)
@@ -193,6 +200,11 @@ class Design:
     rows: tuple[Arm, ...]
     columns: tuple[Arm, ...]
     claims: tuple[Claim, ...]
+
+    @property
+    def seeds(self) -> int:
+        """Results of each cell; what is not trained is measured once."""
+        return self.scale.seeds if self.experiment.train else 1
 
     @property
     def cells(self) -> list[Cell]:
@@ -258,6 +270,68 @@ class Point:
         return self.cells[0].name if len(self.cells) == 1 else self.cells[0].row.name
 
 
+# Checks
+
+
+_MEASURED_BY: Mapping[str, str] = {
+    "fewshot": "fewshot",
+    "distance_growth": "inspection",
+    "head_spread_fall": "inspection",
+    "most_local_head": "inspection",
+    "row_column_similarity": "inspection",
+    "images_per_second": "speed",
+    "largest_batch": "speed",
+}
+"""Figures that have to be asked for in `measures`."""
+_OF_ALL = ("parameters", "gmacs")
+_OF_TRAINED = (
+    *("top1", "val_top1", "exaflops", "compute", "device_days", "energy_joules"),
+    *("peak_memory_bytes", "seconds"),
+)
+
+
+def known_measures(experiment: Experiment) -> list[str]:
+    """The figures that the results of an experiment have."""
+    asked = [name for name, by in _MEASURED_BY.items() if by in experiment.measures]
+    return [*(_OF_TRAINED if experiment.train else ()), *_OF_ALL, *asked]
+
+
+def _check_measures(design: Design) -> None:
+    experiment, known = design.experiment, known_measures(design.experiment)
+    of_claims = (claim.measure for claim in design.claims)
+    for name in filter(None, (experiment.measure, experiment.x, *of_claims)):
+        if name not in known:
+            by = _MEASURED_BY.get(name)
+            hint = f'; add measures = ["{by}"]' if by else did_you_mean(name, known)
+            raise VitrailError(f"{experiment.name} does not measure '{name}'{hint}")
+
+
+def _check_arms(design: Design) -> None:
+    """Rows and columns have names of their own, and there are some."""
+    where = design.experiment.name
+    for kind, arms in (("row", design.rows), ("column", design.columns)):
+        names = [arm.name for arm in arms]
+        if len(set(names)) < len(names) or (kind == "row" and "" in names):
+            raise VitrailError(f"{where}: each {kind} needs a name of its own, not {names}")
+    columns = [column.name for column in design.columns]
+    for row in design.rows:
+        for name in row.columns:
+            if name not in columns:
+                hint = did_you_mean(name, columns)
+                raise VitrailError(f"{where}: '{row.name}' has no column '{name}'{hint}")
+    if not design.cells:
+        raise VitrailError(f"{where} has no rows at the scale {design.name}")
+
+
+def _check_axis(design: Design) -> None:
+    for column in design.columns:
+        if column.x is not None and not 0 < column.x < math.inf:
+            raise VitrailError(
+                f"{design.experiment.name}: x = {column.x:g} of '{column.name}' is not above zero; "
+                "lines are compared along its logarithm"
+            )
+
+
 # Reading
 
 
@@ -289,11 +363,17 @@ def shared_scales() -> dict[str, Scale]:
 
 def _read_experiment(path: Path) -> Experiment:
     experiment = _build(Experiment, _read(path) | {"name": path.stem}, str(path))
+    if path.stem == "index":
+        raise VitrailError(f"{path}: index.html is the scoreboard; give the file another name")
     for scale in experiment.scales:
         if scale not in shared_scales():
             raise VitrailError(
                 f"{path}: unknown scale '{scale}'; one of {', '.join(shared_scales())}"
             )
+    for claim in experiment.claims:
+        for scale in claim.scales:
+            if scale not in experiment.scales:
+                raise VitrailError(f"{path}: the claim '{claim.text}' has no scale '{scale}'")
     return experiment
 
 

@@ -1,9 +1,11 @@
 """The pages of a study: one for each experiment, and the scoreboard of all claims."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
+from urllib.parse import quote
 
 from vitrail.console import NONE, mean_std, plural
 from vitrail.evaluation.show import Table
@@ -17,7 +19,8 @@ from vitrail.reporting.charts import (
 )
 from vitrail.reporting.rendering import duration, operations, significant, write_page
 from vitrail.reproduction.claims import Decision, Part, Results, decide
-from vitrail.reproduction.experiment import Arm, Cell, Point
+from vitrail.reproduction.experiment import Arm, Cell, Point, known_measures
+from vitrail.reproduction.significance import ALPHA
 
 _TEMPLATES = "vitrail.reproduction"
 _FRACTIONS = ("top1", "fewshot", "val_top1")
@@ -72,6 +75,7 @@ def write_experiment(folder: Path, results: Results) -> Path:
         images=_images(first or {}),
         distances=draw_distances(((first or {}).get("distances") or {}).get("layers", ())),
         measure=_TITLES.get(experiment.measure, experiment.measure),
+        chart_measure=_y_name(results),
         conditions=_conditions([result for _, _, result in runs]),
         runs=[_run_row(results, *run) for run in runs],
     )
@@ -125,10 +129,15 @@ def _markdown(scale: str, rows: Sequence[dict[str, Any]], counts: dict[str, int]
     ]
     for row in rows:
         name = row["experiment"].name
-        evidence = "<br>".join(row["evidence"])
-        cells = (f"[{name}]({name}.html)", row["text"], row["verdict"], evidence)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        link = f"[{_literal(name)}]({quote(name)}.html)"
+        evidence = "<br>".join(map(_literal, row["evidence"]))
+        lines.append(f"| {link} | {_literal(row['text'])} | {row['verdict']} | {evidence} |")
     return "\n".join(lines) + "\n"
+
+
+def _literal(text: str) -> str:
+    """Text in a cell of a Markdown table, where nothing in it is markup."""
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
 
 
 # Claims
@@ -159,11 +168,14 @@ def evidence(part: Part, measure: str = "", test: str = "") -> str:
         scale, unit = 100.0, " points"
     text = f"{part.name}: {_signed(scale * found.mean)}{unit}"
     if found.low is not None and found.high is not None:
-        text += f" ({_signed(scale * found.low)} to {_signed(scale * found.high)})"
+        coverage = "90%: " if found.coverage < 1 - ALPHA else ""
+        text += f" ({coverage}{_signed(scale * found.low)} to {_signed(scale * found.high)})"
         text += f", n = {found.n}"
     elif found.n == 1 and found.verdict == "undecided":
         text += ", one seed"
-    if found.needed:
+    if not part.complete:
+        text += "; some runs are missing"
+    elif found.needed:
         text += f"; about {plural(found.needed, 'seed')} would decide it"
     return text
 
@@ -189,7 +201,7 @@ def _table(results: Results) -> Table | None:
         found = (cells.get((row.name, column.name)) for column in columns)
         shown = ("n/a" if cell is None else figure(results, cell) for cell in found)
         rows.append((row.name, *shown, *(_mean(results, row, of) for of in means.values())))
-    n = design.scale.seeds if design.experiment.train else 1
+    n = design.seeds
     note = f"Mean ± standard deviation over {plural(n, 'seed')}." if n > 1 else ""
     columns_shown = ("", *named, *(f"mean of {name}" for name in means))
     return Table(title=design.experiment.title, columns=columns_shown, rows=rows, note=note)
@@ -221,17 +233,16 @@ def figure(results: Results, cell: Cell, measure: str = "") -> str:
     experiment = results.design.experiment
     measure = measure or experiment.measure
     values = list(results.values(Point((cell,)), measure).values())
-    missing = len(results.of(cell)) - len(values)
+    diverged = sum(result["status"] == "diverged" for result in results.of(cell).values())
     if not values:
-        return "diverged" if missing else NONE
+        return "diverged" if diverged else NONE
     std = stdev(values) if len(values) > 1 else None
     if measure in _FRACTIONS:
         text = f"{mean_std(fmean(values), std)}%"
     else:
         text = significant(fmean(values)) + (f" ± {significant(std)}" if std else "")
-    expected = results.design.scale.seeds if experiment.train else 1
-    if len(values) < expected:
-        text += f" (n = {len(values)}{f', {missing} diverged' if missing else ''})"
+    if len(values) < results.design.seeds:
+        text += f" (n = {len(values)}{f', {diverged} diverged' if diverged else ''})"
     return text
 
 
@@ -278,6 +289,16 @@ def _axis(results: Results) -> tuple[float, str]:
         return 1.0, experiment.x_label
     largest = max((results.x(point) or 0.0 for point in results.design.points), default=0.0)
     return next((pair for pair in _COMPUTE_UNITS if largest >= pair[0]), _COMPUTE_UNITS[-1])
+
+
+def _y_name(results: Results) -> str:
+    """What a chart of the results shows."""
+    measure = results.design.experiment.measure
+    if results.design.experiment.form != "curve":
+        return _TITLES.get(measure, measure)
+    found = [result for cell in results.design.cells for result in results.of(cell).values()]
+    fewshot = any("fewshot" in event for result in found for event in result.get("curve", ()))
+    return "5-shot" if fewshot else "val top-1"
 
 
 def _place(results: Results, point: Point) -> tuple[float, float, float] | None:
@@ -329,7 +350,8 @@ def _details(results: Results) -> Table:
     shown = {
         name: title
         for name, title in _TITLES.items()
-        if any(results.values(Point((cell,)), name) for cell in results.design.cells)
+        if name in known_measures(results.design.experiment)
+        and any(results.values(Point((cell,)), name) for cell in results.design.cells)
     }
     rows = []
     for cell in results.design.cells:

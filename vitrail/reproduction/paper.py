@@ -4,6 +4,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from vitrail.config import parse_setting
 from vitrail.console import byte_size, duration, echo, plural, print_table, say
 from vitrail.devices import cores
 from vitrail.errors import VitrailError
-from vitrail.reproduction.claims import Decision
+from vitrail.files import make_folder
+from vitrail.reproduction.claims import Decision, Results, names_of_best
 from vitrail.reproduction.experiment import (
     Design,
     experiment_names,
@@ -52,6 +54,7 @@ def paper(
     if jobs < 1 or not minutes >= 0:
         raise VitrailError("--jobs and --minutes: expected numbers above zero")
     study = _open_study(names, settings, scale, out, device)
+    make_folder(study.folder / "results")
     _announce(study, scale)
     _check_data(study)
     try:
@@ -100,7 +103,42 @@ def _open_study(
         raise VitrailError(f"no scale '{scale}'; expected one of {', '.join(shared_scales())}")
     folder = Path(out) if out else RUNS / f"paper-{scale}"
     pairs = settings.items() if isinstance(settings, Mapping) else map(parse_setting, settings)
-    return Study(_designs(names, scale), folder, device, dict(pairs))
+    overrides = dict(pairs)
+    designs = [_with_note(design, overrides) for design in _designs(names, scale)]
+    study = Study(designs, folder, device, overrides)
+    for design in designs:
+        _check(study, design)
+    return study
+
+
+def _with_note(design: Design, overrides: Mapping[str, Any]) -> Design:
+    """A page says which settings were given."""
+    given = ", ".join(f"{key}={value}" for key, value in overrides.items())
+    note = f"{design.scale.note} With {given}.".strip() if given else design.scale.note
+    return replace(design, scale=replace(design.scale, note=note))
+
+
+def _check(study: Study, design: Design) -> None:
+    """Mistakes that would only show once everything has run."""
+    name = design.experiment.name
+    varied = {"seed"}.union(
+        *({*arm.settings, *arm.grid} for arm in (*design.rows, *design.columns))
+    )
+    for key in study.overrides:
+        if key in varied:
+            raise VitrailError(f"{key} cannot be set: {name} sets it for each of its runs")
+    try:
+        decisions(Results(design, {}))
+    except VitrailError as error:
+        raise VitrailError(f"{name}: {error}") from None
+    for row in {row for claim in design.claims for row in names_of_best(claim, design)}:
+        for point in design.select(row):
+            tasks = study.final_tasks(design, point.cells[0], expected=True)
+            if not tasks[0].train or tasks[0].config.data.train_on == "train+val":
+                raise VitrailError(
+                    f"{name}: '{row}' in a claim stands for several cells, without accuracy on val "
+                    "to choose by; name a cell, or set data.train_on=train"
+                )
 
 
 def _designs(names: Sequence[str], scale: str) -> list[Design]:
@@ -112,7 +150,9 @@ def _designs(names: Sequence[str], scale: str) -> list[Design]:
             found |= {one.name: one.at(scale) for one in every if scale in one.scales}
         else:
             experiment = load_experiment(name)
-            found[experiment.name] = experiment.at(scale)
+            before = found.setdefault(experiment.name, experiment.at(scale))
+            if before.experiment != experiment:
+                raise VitrailError(f"two experiments are named '{experiment.name}'")
     return list(found.values())
 
 

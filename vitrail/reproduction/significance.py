@@ -25,12 +25,13 @@ class Estimate:
     verdict: Verdict
     mean: float
     low: float | None
-    """Ends of the 95% interval; None for a single seed, and for what has no seeds."""
+    """Ends of the interval; None for a single seed, and for what has no seeds."""
     high: float | None
     n: int
+    coverage: float = 1 - ALPHA
     needed: int | None = None
-    """Seeds after which a mean and deviation like these would decide; None if decided, or if even
-    a thousand would not."""
+    """Seeds after which a mean and deviation like these would decide; None if decided, if there is
+    no deviation yet, or if even a thousand would not."""
 
 
 def is_above(values: Sequence[float], bound: float = 0.0) -> Estimate:
@@ -39,8 +40,8 @@ def is_above(values: Sequence[float], bound: float = 0.0) -> Estimate:
 
 
 def is_within(values: Sequence[float], margin: float) -> Estimate:
-    """Whether the expected value is within ±margin: two one-sided tests, whose interval covers
-    90%."""
+    """Whether the expected value is within ±margin: two one-sided tests, so the interval covers
+    90%. To find that it is not, the 95% interval must be outside."""
     return _decide(
         values,
         lambda low, high: -margin < low and high < margin,
@@ -72,10 +73,10 @@ def _decide(
     fails: Callable[[float, float], bool],
     coverage: float = 1 - ALPHA,
 ) -> Estimate:
-    """`holds` and `fails` take the ends of an interval; the former one of this coverage."""
+    """`holds` and `fails` take the ends of an interval: of this coverage, and of 95%."""
     mean, n = fmean(values), len(values)
     if n < 2:
-        return Estimate(verdict="undecided", mean=mean, low=None, high=None, n=n, needed=2)
+        return Estimate(verdict="undecided", mean=mean, low=None, high=None, n=n)
     std = stdev(values)
 
     def verdict(count: int) -> Verdict:
@@ -84,13 +85,15 @@ def _decide(
         return "not held" if fails(*_interval(mean, std, count, 1 - ALPHA)) else "undecided"
 
     found = verdict(n)
-    low, high = _interval(mean, std, n, 1 - ALPHA)
+    low, high = _interval(mean, std, n, coverage)
     needed = None
     if found == "undecided":
         counts = range(n + 1, _MOST_SEEDS + 1)  # the interval shrinks with each of them
         first = bisect_left(counts, True, key=lambda count: verdict(count) != "undecided")
         needed = counts[first] if first < len(counts) else None
-    return Estimate(verdict=found, mean=mean, low=low, high=high, n=n, needed=needed)
+    return Estimate(
+        verdict=found, mean=mean, low=low, high=high, n=n, coverage=coverage, needed=needed
+    )
 
 
 def combine(estimates: Sequence[Estimate]) -> Verdict:
