@@ -5,7 +5,7 @@
 
 FOLDER has class folders of images; without it, JPEG files are made whose long side is --side.
 torchvision's pipeline opens a file with Pillow, crops at random to 224 pixels, mirrors half of the
-images and makes a tensor of bytes. Ours with `system.augment=cpu` does the same; with
+images and makes batches of bytes. Ours with `system.augment=cpu` does the same; with
 `system.augment=device`, the processor only cuts the crops out, and the device resizes them. From a
 packed store, nothing is decoded. All run on one thread, one after the other in every round, and the
 clock is the thread's own, which stands still while other processes run (with --device, it is the
@@ -67,9 +67,9 @@ def theirs(source: FolderSource) -> Callable[[int], object]:
     transform = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.PILToTensor()])
 
     def read(first: int) -> None:
-        for index in range(first, first + CHUNK):
-            path = source.root / source.files[index % len(source.files)]
-            transform(Image.open(path).convert("RGB"))
+        files = [source.files[i % len(source.files)] for i in range(first, first + CHUNK)]
+        paths = [source.root / file for file in files]
+        torch.stack([transform(Image.open(path).convert("RGB")) for path in paths])
 
     return read
 
@@ -78,7 +78,9 @@ def on_cpu(source: Source) -> Callable[[int], object]:
     """Every image augmented by the processor."""
     dataset = Augmented(source, training_transform(PREPROCESSING, AUGMENT), seed=0)
     total = len(source.targets)
-    return lambda first: [dataset[i, i % total] for i in range(first, first + CHUNK)]
+    return lambda first: torch.stack(
+        [dataset[i, i % total][0] for i in range(first, first + CHUNK)]
+    )
 
 
 def cut(source: Source) -> Callable[[int], object]:

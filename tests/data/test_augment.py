@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageEnhance
+from torchvision.transforms import InterpolationMode, v2
 
 from tests.data.pictures import bit_resized, window
 from vitrail.config import Augment
@@ -18,7 +19,7 @@ from vitrail.data.augment import (
     normalize,
     training_transform,
 )
-from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, to_tensor
 
 EVERYTHING = {
     "randaugment_layers": 2,
@@ -99,6 +100,31 @@ def test_without_augmentation_images_are_the_evaluations(
         mean, std = (torch.tensor(c)[:, None, None] for c in (IMAGENET_MEAN, IMAGENET_STD))
         difference = image * std + mean - (preprocessing(picture) * std + mean).clamp(0, 1)
         assert difference.abs().max() <= 1.01 / 255  # one level, for the rounding to bytes
+
+
+@pytest.mark.parametrize("mean", [(0.5,), (0.5, 0.5, 0.5)], ids=["gray", "color"])
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_inception_crops_are_torchvisions_to_the_bit(interpolation, antialias, mean, scenes):
+    options = {"interpolation": interpolation, "antialias": antialias, "mean": mean, "std": mean}
+    transform = training_transform(Preprocessing(size=(40, 48), **options), Augment(area=0.08))
+    mode = InterpolationMode(interpolation)
+    reference = v2.Compose(
+        [
+            v2.RandomResizedCrop(
+                (40, 48), (0.08, 1.0), (0.9, 1.6), interpolation=mode, antialias=antialias
+            ),
+            v2.RandomHorizontalFlip(),
+        ]
+    )
+    for seed, scene in enumerate(scenes[:12]):
+        image = scene.resize((60 + 17 * seed, 170 - 9 * seed))
+        torch.manual_seed(seed)
+        found = transform(np.asarray(image))
+        torch.manual_seed(seed)
+        assert torch.equal(
+            found, reference(to_tensor(image.convert("L") if len(mean) == 1 else image))
+        )
 
 
 def test_an_inception_crop_keeps_the_area_and_the_shape_it_promises():

@@ -1,5 +1,6 @@
 """Augmentation on the device beside Pillow's and torchvision's, with the same parameters."""
 
+import itertools
 import math
 
 import numpy as np
@@ -17,6 +18,7 @@ from vitrail.data.batch_augment import (
     OPERATIONS,
     BatchAugment,
     apply_operations,
+    cut_box,
     fill_boxes,
     resize,
 )
@@ -325,3 +327,78 @@ def test_the_order_of_randaugments_operations_is_the_same_on_both_devices(scenes
         assert found_code == code
         found = changed(names[code], pictures, values[0].tolist())
         assert share_within(found, expected, 1) > 0.999, names[code]
+
+
+# Mixing.
+
+
+def neighbors(count: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(count, 3, 20, 36), torch.arange(count) % 4
+
+
+def mixed(step: int, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    augment = BatchAugment(Preprocessing(), Augment(**options), seed=2)
+    torch.manual_seed(0)
+    return augment.mix(*neighbors(), step=step, classes=4)
+
+
+def draw(monkeypatch, share: float, y: float = 0.0, x: float = 0.0) -> None:
+    """What is drawn from here on, for torchvision as well; 20 × 36 pixels."""
+    numbers = iter([int(36 * x), int(20 * y)] * 2)
+    monkeypatch.setattr(torch, "randint", lambda *_, size: torch.tensor([next(numbers)]))
+    monkeypatch.setattr(torch.distributions.Beta, "sample", lambda *_: torch.tensor(share))
+    monkeypatch.setattr(batch_augment, "symmetric_beta", lambda *_: np.array([share]))
+    drawn = np.array([[0.0, 0.0, 0.5, 0.5, y, x]])
+    monkeypatch.setattr(BatchAugment, "_draws", lambda *_: drawn)
+
+
+def test_mixup_is_torchvisions(monkeypatch):
+    for share in (0.0, 0.1, 0.75, 1.0):
+        draw(monkeypatch, share)
+        found = mixed(0, mixup=0.2)
+        torch.manual_seed(0)
+        expected = v2.MixUp(alpha=0.2, num_classes=4)(*neighbors())
+        assert all(map(torch.equal, found, expected))
+
+
+def test_boxes_of_cutmix_are_torchvisions(monkeypatch):
+    sizes = set()
+    for share in (0.0, 0.25, 0.5, 0.9375, 1.0):
+        for y, x in itertools.product((0.0, 0.3, 0.75, 0.999), repeat=2):
+            draw(monkeypatch, share, y, x)
+            reference = v2.CutMix(alpha=1.0, num_classes=4)
+            left, top, right, bottom = reference.make_params([neighbors()[0]])["box"]
+            assert cut_box(share, y, x, (20, 36)) == (top, left, bottom, right)
+            sizes.add((bottom - top, right - left))
+            found = mixed(0, cutmix=1.0)
+            torch.manual_seed(0)
+            expected = reference(*neighbors())
+            assert torch.equal(found[0], expected[0])
+            torch.testing.assert_close(found[1], expected[1])
+    assert len(sizes) > 20
+
+
+def test_batches_get_mixup_or_cutmix_equally_often_and_some_neither():
+    torch.manual_seed(0)
+    images, _ = neighbors()
+    kinds, shares = [], set()
+    for step in range(400):
+        found, truth = mixed(step, mixup=1.0, cutmix=1.0, mixed=0.75)
+        torch.testing.assert_close(truth.sum(1), torch.ones(6))
+        same = float((found == images).float().mean())
+        kinds.append("neither" if same == 1 else "cutmix" if same > 0 else "mixup")
+        shares.add(float(truth[0, 0]))
+    assert 70 < kinds.count("neither") < 140  # some boxes have no pixels
+    assert 110 < kinds.count("mixup") < 190
+    assert len(shares) > 200
+
+
+def test_one_kind_alone_is_always_drawn():
+    for step in range(50):
+        blended, truth = mixed(step, mixup=1.0)
+        assert 0 < truth[0, 0] < 1
+        pasted, _ = mixed(step, cutmix=1.0)
+        torch.manual_seed(0)
+        images, _ = neighbors()
+        assert ((pasted == images) | (pasted == images.roll(1, 0))).all()
+        assert not (blended == images).any()

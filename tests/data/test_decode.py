@@ -189,6 +189,17 @@ def test_only_scans_of_the_image_itself_are_counted():
     assert decode(io.BytesIO(data + 200 * b"\xff\xda\x00\x08"), "x").size == (64, 64)
 
 
+def test_scans_that_no_decoder_reads_are_not_counted():
+    """Of a sequential image whose first scan has all colors, a second one is an error."""
+    data = jpeg(noise(64, 96))
+    scan = data.index(b"\xff\xda")
+    pixels, image = both(data[:-2] + 100 * data[scan:-2] + data[-2:])
+    assert pixels == image == "it cannot be decoded: broken data stream when reading image file"
+    one_color = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00\x12"
+    for line in both(data[:scan] + 65 * one_color + data[-2:]):
+        assert "more than 64 scans" in line
+
+
 def test_a_jpeg_of_too_many_segments_is_refused():
     data = many_scans(20, 1000 * b"\xff\xe0\x00\x02")
     with pytest.raises(VitrailError, match="more than 10,000 segments"):

@@ -1,10 +1,11 @@
 """Augmentation of whole batches on the device, the counterpart of `augment.training_transform`.
 
-What happens to an image is drawn on the CPU, as a function of the seed and the image's position;
-pixels stay on the device. Results are whole numbers that do not depend on the batch an image is in:
-resizing adds integers, exactly.
+What happens to an image is drawn on the CPU, as a function of the seed and the image's position,
+and how a batch is mixed, of the seed and the step; pixels stay on the device. Augmented images are
+whole numbers that do not depend on the batch an image is in: resizing adds integers, exactly.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,7 @@ from vitrail.data.augment import (
     to_gray,
     whole_image,
 )
-from vitrail.data.draws import derive_seed, uniform
+from vitrail.data.draws import derive_seed, symmetric_beta, uniform
 from vitrail.data.preprocessing import Preprocessing, resampling_kernel, to_tensor
 from vitrail.data.store import shrunk
 
@@ -37,7 +38,7 @@ Values = Float[Tensor, "b 3"]
 Boxes = Int[np.ndarray, "b 4"]
 """Top, left, height and width of the part of each image that is used."""
 
-_CROP, _FLIP, _RANDAUGMENT, _AUTOAUGMENT, _THREE_AUGMENT, _JITTER, _ERASE = range(-8, -1)
+_MIX, _CROP, _FLIP, _RANDAUGMENT, _AUTOAUGMENT, _THREE_AUGMENT, _JITTER, _ERASE = range(-9, -1)
 """Set the seeds of the draws apart, also from those of masks, which have -1."""
 _TRIES = 10
 """torchvision draws up to ten rectangles until one fits."""
@@ -145,6 +146,32 @@ class BatchAugment:
             cut = self._erase(cut, positions)
         return cut
 
+    def mix(
+        self,
+        images: Float[Tensor, "b c y x"],
+        targets: Int[Tensor, " b"],
+        *,
+        step: int,
+        classes: int,
+    ) -> tuple[Float[Tensor, "b c y x"], Float[Tensor, "b classes"]]:
+        """The counterpart of `augment.mix`, the same for all parts of a step's batch."""
+        augment = self.augment
+        chance, kind, *beta, y, x = self._draws(_MIX, np.array([step]), 6).T
+        truth = F.one_hot(targets, classes).float()
+        if chance >= augment.mixed:
+            return images, truth
+        cuts = bool(augment.cutmix and (kind < 0.5 or not augment.mixup))
+        share = float(symmetric_beta(augment.cutmix if cuts else augment.mixup, *beta)[0])
+        if not cuts:
+            return _blended_with_neighbors(images, share), _blended_with_neighbors(truth, share)
+        rows, columns = images.shape[2:]
+        top, left, bottom, right = cut_box(share, float(y[0]), float(x[0]), (rows, columns))
+        images = images.clone()
+        part = images[..., top:bottom, left:right]
+        part.copy_(part.roll(1, 0))
+        share = 1 - (bottom - top) * (right - left) / (rows * columns)
+        return images, _blended_with_neighbors(truth, share)
+
     def _draws(
         self, purpose: int, positions: Int[np.ndarray, " b"], count: int, layer: int = 0
     ) -> Float[np.ndarray, "b count"]:
@@ -183,6 +210,22 @@ class BatchAugment:
         boxes = np.concatenate([boxes, np.stack([height, width], 1)], 1)
         boxes[~fits.any(1) | (chance >= self.augment.erasing), 2:] = 0
         return fill_boxes(images, _to(boxes.astype(np.int64), images), self.fill)
+
+
+def cut_box(share: float, y: float, x: float, size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Top, left, bottom and right of what CutMix (Yun et al. 2019) replaces, around any pixel, so
+    that an image keeps this share, or more where the box reaches beyond it."""
+    side = 0.5 * math.sqrt(1 - share)
+    centers = [math.floor(length * draw) for length, draw in zip(size, (y, x), strict=True)]
+    halves = [int(side * length) for length in size]
+    ends = zip(centers, halves, size, strict=True)
+    (top, bottom), (left, right) = ((max(0, c - h), min(n, c + h)) for c, h, n in ends)
+    return top, left, bottom, right
+
+
+def _blended_with_neighbors(values: Float[Tensor, "b ..."], share: float) -> Tensor:
+    """This share of each row and the rest of the row before it, as in Mixup (Zhang et al. 2017)."""
+    return values.roll(1, 0).mul_(1 - share).add_(values.mul(share))
 
 
 _Layer = tuple[Int[np.ndarray, " b"], Float[np.ndarray, "b 3"]]

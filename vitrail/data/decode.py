@@ -60,6 +60,8 @@ _JPEG = b"\xff\xd8"
 _JPEG_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
 """The start of a segment, or the end of the image (D9): not 00, which escapes 0xFF in compressed
 data, nor markers without a length."""
+_SEQUENTIAL = (b"\xff\xc0", b"\xff\xc1")
+"""The header of an image that is not progressive."""
 STRIP = 1 << 22
 """Pixels that are composited on white at a time."""
 
@@ -144,7 +146,7 @@ def _jpeg_pixels(image: Image.Image) -> Pixels | None:
 def opened(file: Path | BytesIO) -> Image.Image:
     """An image of one of the `_FORMATS`, of which only the header is decoded."""
     if isinstance(file, Path):
-        with file.open("rb") as source:
+        with file.open("rb", buffering=0) as source:
             if (start := source.read(2)) == _JPEG:
                 file = BytesIO(start + source.read())
     if isinstance(file, BytesIO):
@@ -155,19 +157,26 @@ def opened(file: Path | BytesIO) -> Image.Image:
 def _refuse_many_scans(data: memoryview) -> None:
     """Walks the segments of a JPEG file: a small file with many scans can take minutes to decode.
 
-    The compressed data after each scan's segment is searched for the next marker, as in libjpeg.
+    The compressed data after each scan's segment is searched for the next marker, as in libjpeg,
+    which reads no second scan where the first has all components and the image is not progressive.
     """
     if data[:2] != _JPEG:
         return
-    scans, position = 0, 2
+    scans, position, components = 0, 2, b""
     for _ in range(_MOST_SEGMENTS):
         found = _JPEG_SEGMENT.search(data, position)
         if found is None or found[0] == b"\xff\xd9":
             return
-        scans += found[0] == b"\xff\xda"
+        end = found.end()
+        if found[0] in _SEQUENTIAL:
+            components = bytes(data[end + 7 : end + 8])
+        elif found[0] == b"\xff\xda":
+            scans += 1
+            if data[end + 2 : end + 3] == components:
+                return
         if scans > _MOST_SCANS:
             raise ValueError(f"more than {_MOST_SCANS} scans; save it as a baseline JPEG")
-        position = found.end() + max(2, int.from_bytes(data[found.end() : found.end() + 2]))
+        position = end + max(2, int.from_bytes(data[end : end + 2]))
     raise ValueError(f"more than {_MOST_SEGMENTS:,} segments")
 
 

@@ -3,11 +3,12 @@ which they are drawn, or on the process or device that draws them."""
 
 import hashlib
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-ON_CPU, ON_DEVICE = 2, 3
+ON_CPU, ON_DEVICE = 2, 4
 """Versions of the rules by which order, augmentation, mixing and masking are drawn, with
 augmentation on the CPU and on the device: a run is resumed bit-exactly only with the same one."""
 
@@ -31,6 +32,20 @@ def uniform(seed: int, positions: Int[Tensor, " b"], count: int) -> Float[Tensor
     x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
     x = x ^ _shifted(x, 31)
     return _shifted(x, 40).float() / (1 << 24)
+
+
+def symmetric_beta(
+    alpha: float, first: Float[np.ndarray, "*b"], second: Float[np.ndarray, "*b"]
+) -> Float[np.ndarray, "*b"]:
+    """Numbers of Beta(alpha, alpha), each from two of `uniform`: none is rejected.
+
+    1/2 + t / (2 sqrt(2 alpha + t²)), where t is Student's with 2 alpha degrees of freedom, by the
+    polar method of Bailey (1994): t² = 2 alpha (u^(-1/alpha) - 1) cos²(2 pi v).
+    """
+    power, cosine = first ** (1 / alpha), np.cos(2 * np.pi * second)
+    # Never divided by the power, which may be zero.
+    root = np.sqrt((1 - power) / (power + (1 - power) * cosine**2))
+    return (0.5 + 0.5 * cosine * root).clip(0, 1)
 
 
 def _signed(number: int) -> int:

@@ -61,23 +61,30 @@ class Classification(Objective):
     def prepare(self, batch: TrainingBatch, rows: slice) -> tuple[Float[Tensor, "r ..."], Tensor]:
         """Normalized pixels, mixed where the settings say so."""
         config, pre = self.inputs.config, self.inputs.preprocessing
-        mixup, cutmix, share = config.augment.mixup, config.augment.cutmix, config.augment.mixed
-        if not (mixup or cutmix):
+        if not (config.augment.mixup or config.augment.cutmix):
             return normalize(batch.images[rows], pre), batch.targets[rows]
         images, targets = batch.preceded(rows)
         # Drawn from the step alone: all processes and all parts of a batch are mixed alike.
-        with torch.random.fork_rng(devices=[]):
-            step = batch.first // config.train.batch
-            torch.default_generator.manual_seed(derive_seed(config.seed, step, 0))
-            images, targets = mix(
-                normalize(images, pre),
-                targets,
-                mixup=mixup,
-                cutmix=cutmix,
-                classes=self.classes,
-                share=share,
-            )
+        step = batch.first // config.train.batch
+        images, targets = self._mixed(normalize(images, pre), targets, step)
         return images[:-1], targets[:-1]
+
+    def _mixed(
+        self, images: Float[Tensor, "b c y x"], targets: Int[Tensor, " b"], step: int
+    ) -> tuple[Tensor, Tensor]:
+        if self.inputs.augment is not None:
+            return self.inputs.augment.mix(images, targets, step=step, classes=self.classes)
+        config = self.inputs.config
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(config.seed, step, 0))
+            return mix(
+                images,
+                targets,
+                mixup=config.augment.mixup,
+                cutmix=config.augment.cutmix,
+                classes=self.classes,
+                share=config.augment.mixed,
+            )
 
     def validate(self) -> dict[str, Any]:
         """Loss, top-1, top-5 and balanced accuracy on val."""
