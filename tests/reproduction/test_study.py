@@ -2,6 +2,9 @@
 
 import json
 import multiprocessing
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from vitrail.reproduction.experiment import load_experiment
 from vitrail.reproduction.paper import list_experiments, paper, plan_paper
 from vitrail.reproduction.plan import plan
 from vitrail.reproduction.study import Study
-from vitrail.runs import Run, lock_folder
+from vitrail.runs import Run, is_locked, lock_folder
 
 EXPERIMENT = """
 title = "Two widths"
@@ -282,6 +285,29 @@ def hold(folder: Path, busy, done) -> None:
 def test_jobs_are_processes_of_the_same_study(described, tmp_path):
     result = run(described(), tmp_path, jobs=2)
     assert result["experiments"][0]["done"] == 4
+
+
+def test_jobs_end_with_the_process_that_started_them(described, tmp_path):
+    name = described(EXPERIMENT.replace('"train.steps" = 2', '"train.steps" = 100000'))
+    words = ["paper", name, "--scale", "smoke", "--jobs", "2", "--out", str(tmp_path / "study")]
+    process = subprocess.Popen([sys.executable, "-m", "vitrail", *words, "--device", "cpu"])
+
+    def locked() -> int:
+        return sum(map(is_locked, (tmp_path / "study" / "runs").glob("*")))
+
+    try:
+        assert eventually(lambda: locked() == 2, 120)
+    finally:
+        process.kill()
+        process.wait()
+    assert eventually(lambda: locked() == 0, 60)
+
+
+def eventually(holds, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.2)
+    return holds()
 
 
 def test_the_plan_counts_every_run_once(described):

@@ -26,6 +26,15 @@ def rendered(pages: list[Path]) -> dict[str, dict]:
                 "errors": errors[:],
                 "width": page.evaluate("document.documentElement.scrollWidth"),
                 "title": page.inner_text("h1"),
+                # Text beside which nothing else fits is not squeezed into a narrow column.
+                "narrowest": min(
+                    (
+                        box["width"]
+                        for one in page.locator(".scores small").all()
+                        if (box := one.bounding_box())
+                    ),
+                    default=390,
+                ),
                 "charts": page.locator(".chart svg").count(),
                 "rows": page.locator("tbody tr").count(),
                 "claims": page.locator(".claim").count(),
@@ -59,6 +68,7 @@ def test_all_experiments_run_and_every_page_renders(tmp_path):
         assert page["errors"] == [], name
         assert page["width"] <= 390, name
         assert all(page["images"]), name
+        assert page["narrowest"] > 100, name
     for one in experiments:
         page = pages[Path(one["page"]).name]
         assert page["title"] == one["title"]

@@ -415,7 +415,7 @@ def _label_scatter(axes: Axes, scatter: Scatter, x: Points) -> None:
         log = x.min() > 0 and x.max() > _X_LOG_RATIO * x.min()
     if log:
         axes.set_xscale("log")
-        few = x.max() < 1000 * x.min()
+        few = x.max() < 100 * x.min()  # labels of more would overlap
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:

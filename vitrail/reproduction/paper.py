@@ -1,6 +1,9 @@
 """`vitrail paper`: the paper's tables and figures, run again at a chosen scale."""
 
 import multiprocessing
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -199,9 +202,18 @@ def _help(
     minutes: float,
 ) -> None:
     """Another process of the same study."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
     with _threads(jobs):
         Study(designs, folder, device, overrides).work(deadline)
+
+
+def _end_with_parent() -> None:
+    """Stops this process, as by a signal, once the one that started it is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
