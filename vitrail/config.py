@@ -537,10 +537,11 @@ def with_dataset_settings(recipe: Mapping[str, Any], given: Mapping[str, Any]) -
     return {**DATASET_SETTINGS.get(recipe.get("data.source", ""), {}), **recipe}
 
 
-def recipe_names() -> list[str]:
+@cache
+def recipe_names() -> tuple[str, ...]:
     """Names of the recipes inside the package."""
     paths = (path.relative_to(RECIPES) for path in RECIPES.rglob("*.toml"))
-    return sorted(path.with_suffix("").as_posix() for path in paths)
+    return tuple(sorted(path.with_suffix("").as_posix() for path in paths))
 
 
 def find_recipe(recipe: str | Path) -> Path:

@@ -366,6 +366,13 @@ def test_a_substitute_replaces_only_data_that_is_left_open():
     assert {task.config.data.source for task in study.tasks_of(study.designs[0])} == {"mine"}
 
 
+def test_data_that_an_experiment_leaves_open_can_be_set():
+    (row,) = plan_paper(["section4.6"], ["data.source=mine"], scale="full").values()
+    data = {kind["recipe"]: kind["data"] for kind in row["kinds"]}
+    assert data["pretrain/masked/b16"] == data["pretrain/jft/b16"] == "mine"
+    assert data["pretrain/imagenet/b16"] == "imagenet"
+
+
 def test_data_that_is_not_public_is_named_before_anything_starts(tmp_path):
     with pytest.raises(VitrailError, match=r"table6|figure5.*data\.source=my_data"):
         paper(["table6"], scale="full", out=tmp_path, device="cpu")

@@ -75,7 +75,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published:
+class PaperResult:
     """What the paper printed: a table, or the points of a figure."""
 
     caption: str = ""
@@ -141,7 +141,7 @@ class Experiment:
     rows: tuple[Arm, ...] = ()
     columns: tuple[Arm, ...] = ()
     claims: tuple[Claim, ...] = ()
-    published: Published = field(default_factory=Published)
+    published: PaperResult = field(default_factory=PaperResult)
     scales: Mapping[str, Scale]
 
     def at(self, name: str) -> "Design":

@@ -57,9 +57,9 @@ def paper(
     if jobs < 1 or not minutes >= 0:
         raise VitrailError("--jobs and --minutes: expected numbers above zero")
     study = _open_study(names, settings, scale, out, device)
+    _check_data(study)
     make_folder(study.folder / "results")
     _announce(study, scale)
-    _check_data(study)
     try:
         _run(study, jobs, minutes)
     finally:
@@ -124,9 +124,9 @@ def _with_note(design: Design, overrides: Mapping[str, Any]) -> Design:
 def _check(study: Study, design: Design) -> None:
     """Mistakes that would only show once everything has run."""
     name = design.experiment.name
-    varied = {"seed"}.union(
-        *({*arm.settings, *arm.grid} for arm in (*design.rows, *design.columns))
-    )
+    arms = (*design.rows, *design.columns)
+    varied = {"seed"}.union(*(arm.grid for arm in arms))
+    varied |= {key for arm in arms for key, value in arm.settings.items() if value != ""}
     for key in study.overrides:
         if key in varied:
             raise VitrailError(f"{key} cannot be set: {name} sets it for each of its runs")
