@@ -71,7 +71,7 @@ def test_each_claim_can_be_decided_where_accuracy_is_compared():
     tested = {
         claim.text
         for name in experiment_names()
-        for scale in ("small", "medium", "full")
+        for scale in ("small", "medium", "published", "full")
         if scale in load_experiment(name).scales
         for claim in load_experiment(name).at(scale).claims
     }
@@ -174,7 +174,7 @@ def test_unknown_names_are_errors(tmp_path):
         load_experiment("tabel8")
     with pytest.raises(VitrailError, match="cannot read"):
         load_experiment(str(tmp_path / "missing.toml"))
-    with pytest.raises(VitrailError, match="it has smoke, medium, full"):
+    with pytest.raises(VitrailError, match="it has smoke, medium, published, full"):
         load_experiment("table2").at("small")
     with pytest.raises(VitrailError, match="did you mean '1-D'"):
         load_experiment("table8").at("smoke").select("1D")

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import vitrail
 from tests.processes import start
 from vitrail.cli import main
 from vitrail.console import say
+from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.reproduction import study as study_module
 from vitrail.reproduction.experiment import load_experiment
@@ -424,6 +426,12 @@ def test_nothing_runs_before_a_mistake_is_named(text, settings, message, describ
     assert not (tmp_path / "study").exists()
 
 
+def test_an_experiment_may_be_named_twice():
+    # By its name, and by that of a figure that it covers; at this scale, it has its own measures.
+    (name,) = plan_paper(["figure7", "figure10"], scale="published")
+    assert name == "figure7"
+
+
 def test_two_experiments_of_one_name_are_an_error(described, tmp_path):
     path = Path(described()).rename(tmp_path / "table8.toml")
     with pytest.raises(VitrailError, match="two experiments are named 'table8'"):
@@ -454,3 +462,49 @@ def test_settings_apply_to_the_first_stage(described, tmp_path):
     paper([described(STAGES)], ["optim.lr=0.002"], scale="smoke", out=tmp_path, device="cpu")
     found = results(tmp_path).values()
     assert all(("optim.lr=0.002" in one["settings"]) == (one["parent"] is None) for one in found)
+
+
+def test_published_weights_are_inspected_without_training(described, tmp_path):
+    weights = tmp_path / "weights.safetensors"
+    model = vitrail.create("Ti/4", depth=3, size=16)
+    model.preprocess = Preprocessing(size=(16, 16))
+    vitrail.save(model, weights)
+    text = f"""
+title = "Inside"
+about = "A test."
+train = false
+measure = "distance_growth"
+measures = ["inspection"]
+rows = [{{ name = "ViT" }}]
+
+[[claims]]
+text = "Attention distance grows by more than twice that of uniform attention"
+paper = "not in it"
+test = "positive"
+margin = 2.0
+
+[scales.smoke]
+recipe = "digits/vit"
+settings = {{ "model.init" = "{weights}", "data.size" = 16 }}
+"""
+    (experiment,) = run(described(text), tmp_path / "study")["experiments"]
+    # There are no other seeds to wait for.
+    assert experiment["claims"][0]["verdict"] == "not held"
+    (result,) = results(tmp_path / "study").values()
+    assert len(result["distances"]["layers"]) == 3
+    assert result["parameters"] == sum(p.numel() for p in vitrail.load(weights).parameters())
+    assert {"filters", "positions", "picture-1"} <= result["images"].keys()
+    assert not (tmp_path / "study" / "runs").exists()
+
+
+def test_a_run_that_starts_from_a_file_is_planned(described, tmp_path):
+    weights = tmp_path / "weights.safetensors"
+    vitrail.save(vitrail.create("Ti/2", depth=1, classes=3, size=8), weights)
+    text = EXPERIMENT.replace(
+        '{ "model.width" = 24 }', f'{{ "model.init" = "{weights}", "model.variant" = "" }}'
+    )
+    first, second = plan_paper([described(text)], scale="smoke")["mine"]["kinds"]
+    assert first["parameters"] == sum(
+        p.numel() for p in vitrail.create("Ti/2", depth=1, classes=10, size=8).parameters()
+    )
+    assert second["parameters"] != first["parameters"]

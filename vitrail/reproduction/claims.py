@@ -30,7 +30,7 @@ Values = Mapping[int, float]
 Line = tuple[list[float], list[float]]
 """x, increasing, and y."""
 _WITHOUT_SEED = ("gmacs", "parameters", "largest_batch", "images_per_second")
-"""Measures that do not depend on the seed, or are not repeated."""
+"""Measures of trained models that do not depend on the seed, or are not repeated."""
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,12 @@ def _decided(
     results: Results,
     decide_by: Callable[[list[float]], Estimate],
 ) -> Estimate | None:
-    """A test of values, one per seed; where they do not depend on the seed, one value decides."""
+    """A test of values, one per seed; where they do not depend on a seed, one value decides."""
     found = list(values)
     if not found:
         return None
-    if (claim.measure or results.design.experiment.measure) in _WITHOUT_SEED:
+    experiment = results.design.experiment
+    if not experiment.train or (claim.measure or experiment.measure) in _WITHOUT_SEED:
         value = fmean(found)
         return exact(value, decide_by([value, value]).verdict == "held")
     return decide_by(found)

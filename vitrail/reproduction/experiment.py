@@ -111,6 +111,8 @@ class Scale:
     """For the speed of one model."""
     pretrain_once: bool = False
     """Only the last stage is repeated with every seed, as in the paper."""
+    train: bool = True
+    """Train models, if the experiment does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class Experiment:
     also: tuple[str, ...] = ()
     """Other names: the tables and figures that it covers."""
     train: bool = True
-    """Train models; otherwise they are measured as they are built."""
+    """Train models; otherwise they are measured as they are built or loaded."""
     measure: str = "top1"
     """The figure in each cell."""
     unit: Literal["%", ""] = "%"
@@ -165,7 +167,12 @@ class Experiment:
         )
         own_measure = own.measure or self.measure
         design = Design(
-            experiment=replace(self, measure=own_measure, measures=(*self.measures, *own.measures)),
+            experiment=replace(
+                self,
+                train=self.train and own.train,
+                measure=own_measure,
+                measures=(*self.measures, *own.measures),
+            ),
             name=name,
             scale=merged,
             rows=own.rows or self.rows,

@@ -2,7 +2,9 @@
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,8 +17,9 @@ from vitrail.data.opening import open_run_data
 from vitrail.data.sheets import sample_evenly
 from vitrail.devices import choose_device
 from vitrail.evaluation.fewshot import fewshot
+from vitrail.inspection.inspect_model import summarize
 from vitrail.inspection.tracer import Tracer, mean_distances
-from vitrail.model import parse_variant
+from vitrail.model import Classifier, parse_variant
 from vitrail.runs import Run
 from vitrail.training.build import chosen_options
 from vitrail.training.sweep import best_val
@@ -77,9 +80,14 @@ def _fewshot(run: Run, device: str) -> dict[str, Any]:
 
 
 def _inspection(run: Run, device: str) -> dict[str, Any]:
+    config = load_config(run.folder / "config.toml")
+    return _inspect(load(run.folder), config, run.folder / "inspection", device)
+
+
+def _inspect(model: Classifier, config: Config, folder: Path, device: str) -> dict[str, Any]:
     """Attention distances by layer and head, structure of the positions, and drawings."""
-    data = open_run_data(load_config(run.folder / "config.toml")).part("test")
-    tracer = Tracer(load(run.folder).to(choose_device(device)))
+    data = open_run_data(config).part("test")
+    tracer = Tracer(model.to(choose_device(device)))
     chosen = sample_evenly(data, _INSPECTED, seed=0)
     traces = (tracer.trace(tracer.preprocess(data.image(i)), data.names[i]) for i in chosen)
     distances = mean_distances([trace.distances() for trace in traces])
@@ -88,7 +96,8 @@ def _inspection(run: Run, device: str) -> dict[str, Any]:
         found |= _distance_trends(distances["layers"])
     if tracer.positions is not None:
         found["row_column_similarity"] = row_column_similarity(tracer.positions.maps)
-    return found | {"images": _drawings(run, tracer)}
+    summarize(model, data, "test", folder)
+    return found | {"images": _drawings(folder)}
 
 
 def _distance_trends(layers: list[dict[str, Any]]) -> dict[str, float]:
@@ -140,12 +149,8 @@ def row_column_similarity(maps: Float[Tensor, "n y x"]) -> float | None:
     return fmean(differences) if differences else None
 
 
-def _drawings(run: Run, tracer: Tracer) -> dict[str, str]:
+def _drawings(folder: Path) -> dict[str, str]:
     """Filters, positions and attention maps as data URIs."""
-    from vitrail.training.train import inspect_run
-
-    inspect_run(run, str(next(tracer.model.parameters()).device))
-    folder = run.folder / "inspection"
     kinds = {".png": "image/png", ".jpg": "image/jpeg"}
     return {
         path.stem: f"data:{kinds[path.suffix]};base64,{b64encode(path.read_bytes()).decode()}"
@@ -157,9 +162,15 @@ def _drawings(run: Run, tracer: Tracer) -> dict[str, str]:
 def measure_model(
     config: Config, measures: tuple[str, ...], device: str, seconds: float
 ) -> dict[str, Any]:
-    """Parameters and MACs of a model that is not trained, and its speed in some `seconds`."""
-    model = config.model
-    architecture = parse_variant(model.variant, size=config.data.size, **chosen_options(model))
+    """Parameters and MACs of a model that is not trained, its speed in some `seconds`, and what its
+    published weights look like inside."""
+    model, size = config.model, config.data.size
+    loaded = load(model.init, size=size) if model.init else None
+    architecture = (
+        parse_variant(model.variant, size=size, **chosen_options(model))
+        if loaded is None
+        else loaded.architecture
+    )
     cost = model_cost(architecture)
     found: dict[str, Any] = {
         "status": "finished",
@@ -169,8 +180,13 @@ def measure_model(
     }
     if "speed" in measures:
         size = max(architecture.size)
-        speed = benchmark([model.variant], sizes=(size,), seconds=seconds, device=device)
+        speed = benchmark(
+            [model.init or model.variant], sizes=(size,), seconds=seconds, device=device
+        )
         found |= {key: value for key, value in speed.items() if key != "results"}
+    if "inspection" in measures and loaded is not None:
+        with TemporaryDirectory() as folder:
+            found |= _inspect(loaded, config, Path(folder), device)
     return found
 
 

@@ -152,10 +152,9 @@ def _designs(names: Sequence[str], scale: str) -> list[Design]:
             every = map(load_experiment, experiment_names())
             found |= {one.name: one.at(scale) for one in every if scale in one.scales}
         else:
-            experiment = load_experiment(name)
-            before = found.setdefault(experiment.name, experiment.at(scale))
-            if before.experiment != experiment:
-                raise VitrailError(f"two experiments are named '{experiment.name}'")
+            design = load_experiment(name).at(scale)
+            if found.setdefault(design.experiment.name, design) != design:
+                raise VitrailError(f"two experiments are named '{design.experiment.name}'")
     return list(found.values())
 
 

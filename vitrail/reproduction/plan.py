@@ -12,6 +12,7 @@ from vitrail.reproduction.experiment import Design
 from vitrail.reproduction.study import Study, Task
 from vitrail.training.build import chosen_options, planned_steps
 from vitrail.training.cost import UTILIZATION, exaflops
+from vitrail.weights.load import open_checkpoint
 from vitrail.weights.published import NAMES, model_cost
 
 _PEAK = 989e12
@@ -93,6 +94,9 @@ def _architecture(task: Task) -> Architecture:
         options = {key: options[key] for key in ("dropout", "drop_path") if key in options}
         variant = published.variant
         options = {**published.options, **options}
+    elif model.init:
+        loaded = open_checkpoint(model.init, size=config.data.size).architecture
+        return replace(loaded, classes=classes)
     elif model.variant:
         variant = model.variant
     else:
