@@ -508,3 +508,24 @@ def test_a_run_that_starts_from_a_file_is_planned(described, tmp_path):
         p.numel() for p in vitrail.create("Ti/2", depth=1, classes=10, size=8).parameters()
     )
     assert second["parameters"] != first["parameters"]
+
+
+def test_the_speed_of_a_trained_model_is_measured_once(described, tmp_path):
+    run(described('measures = ["speed"]\n' + EXPERIMENT), tmp_path)
+    for result in results(tmp_path).values():
+        measured = {"images_per_second", "largest_batch"} <= result.keys()
+        assert measured == (result["seed"] == 0)
+
+
+def test_fine_tuning_has_no_pretraining_head(described):
+    text = STAGES.replace('{ "model.width" = 24 }', '{ "model.width" = 24, "model.hidden" = true }')
+    text = text.replace(
+        '"model.hidden" = true }',
+        '"model.hidden" = true }\nthen = [{ settings = { "data.size" = 16 } }]',
+    )
+    (design,) = [load_experiment(described(text)).at("smoke")]
+    first, second = plan(Study([design], Path("unused")), design)[:2]
+    assert first.task.config.model.hidden
+    hidden = 24 * 24 + 24
+    positions = (64 - 16) * 24
+    assert second.parameters == first.parameters - hidden + positions

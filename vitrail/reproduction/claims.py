@@ -102,8 +102,11 @@ class Results:
 
     def x(self, point: Point) -> float | None:
         """Where a point is on the axis of the chart."""
-        axis = self.design.experiment.x
-        return self.mean(point, axis) if axis else point.cells[0].column.x
+        axis, cell = self.design.experiment.x, point.cells[0]
+        if axis:
+            return self.mean(point, axis)
+        is_first = cell.column is self.design.columns[0]
+        return cell.row.x if cell.column.x is None and is_first else cell.column.x
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from vitrail.errors import VitrailError, did_you_mean
 
 EXPERIMENTS = Path(str(files("vitrail.reproduction"))) / "experiments"
 _SCALES = EXPERIMENTS / "scales.toml"
-Measure = Literal["fewshot", "inspection", "size", "speed"]
+Measure = Literal["fewshot", "inspection", "real", "speed"]
 BETWEEN = " | "
 """Separates the row and the column of a cell."""
 
@@ -48,7 +48,7 @@ class Arm:
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values for the last stage, chosen on val."""
     x: float | None = None
-    """Where a column is on the axis."""
+    """Where a column is on the axis; of a row, where its cell in the first column is."""
     group: str = ""
     """Columns of a group also have their mean in the table."""
 
@@ -286,14 +286,15 @@ _MEASURED_BY: Mapping[str, str] = {
     "head_spread_fall": "inspection",
     "most_local_head": "inspection",
     "row_column_similarity": "inspection",
+    "real": "real",
     "images_per_second": "speed",
     "largest_batch": "speed",
 }
 """Figures that have to be asked for in `measures`."""
 _OF_ALL = ("parameters", "gmacs")
 _OF_TRAINED = (
-    *("top1", "val_top1", "exaflops", "compute", "device_days", "energy_joules"),
-    *("peak_memory_bytes", "seconds"),
+    *("top1", "val_top1", "exaflops", "compute", "device_days", "pretraining_device_days"),
+    *("energy_joules", "peak_memory_bytes", "seconds"),
 )
 
 
@@ -305,6 +306,8 @@ def known_measures(experiment: Experiment) -> list[str]:
 
 def _check_measures(design: Design) -> None:
     experiment, known = design.experiment, known_measures(design.experiment)
+    if not experiment.train and (wrong := {"fewshot", "real"} & set(experiment.measures)):
+        raise VitrailError(f"{experiment.name} trains nothing to measure {min(wrong)} of")
     of_claims = (claim.measure for claim in design.claims)
     for name in filter(None, (experiment.measure, experiment.x, *of_claims)):
         if name not in known:
@@ -331,10 +334,10 @@ def _check_arms(design: Design) -> None:
 
 
 def _check_axis(design: Design) -> None:
-    for column in design.columns:
-        if column.x is not None and not 0 < column.x < math.inf:
+    for arm in (*design.rows, *design.columns):
+        if arm.x is not None and not 0 < arm.x < math.inf:
             raise VitrailError(
-                f"{design.experiment.name}: x = {column.x:g} of '{column.name}' is not above zero; "
+                f"{design.experiment.name}: x = {arm.x:g} of '{arm.name}' is not above zero; "
                 "lines are compared along its logarithm"
             )
 

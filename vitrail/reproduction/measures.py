@@ -1,7 +1,6 @@
 """What is measured on a trained run, or on a model as it is built: plain values for a result."""
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 from tempfile import TemporaryDirectory
@@ -16,6 +15,7 @@ from vitrail.config import Config, load_config
 from vitrail.data.opening import open_run_data
 from vitrail.data.sheets import sample_evenly
 from vitrail.devices import choose_device
+from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.fewshot import fewshot
 from vitrail.inspection.inspect_model import summarize
 from vitrail.inspection.tracer import Tracer, mean_distances
@@ -32,8 +32,8 @@ _INSPECTED = 128
 """Images that attention distances are averaged over (appendix D.7)."""
 
 
-def measure_run(run: Run, measures: tuple[str, ...], device: str) -> dict[str, Any]:
-    """Accuracy, cost and conditions of a finished run, and what else is asked for."""
+def measure_run(run: Run, measures: tuple[str, ...], device: str, seconds: float) -> dict[str, Any]:
+    """Accuracy, cost and conditions of a finished run, and some `measures`."""
     info, test, val = run.info(), run.evaluation("test"), best_val(run)
     cost = info.get("cost", {})
     pretraining = cost.get("pretraining") or {}
@@ -51,13 +51,24 @@ def measure_run(run: Run, measures: tuple[str, ...], device: str) -> dict[str, A
         # As in Table 6, fine-tuning is not counted.
         "compute": pretraining.get("exaflops", cost.get("exaflops")),
         "device_days": cost.get("device_days"),
+        "pretraining_device_days": pretraining.get("device_days"),
         "energy_joules": cost.get("energy_joules"),
         "peak_memory_bytes": cost.get("peak_memory_bytes"),
         "seconds": info.get("seconds"),
         **{key: info[key] for key in ("hardware", "precision", "versions", "commit", "started")},
     }
-    for name in measures:
-        result |= _OF_RUNS[name](run, device)
+    config = load_config(run.folder / "config.toml")
+    if "fewshot" in measures:
+        result["fewshot"] = _fewshot(run, config, device)
+    if "real" in measures and config.data.source == "imagenet":
+        found = evaluate(run.folder, "imagenet", labels="real", device=device)
+        result["real"] = found["top1"]
+    if "inspection" in measures:
+        folder = run.folder / "inspection"
+        result |= _inspect(load(run.folder), config, folder, device)
+    if "speed" in measures:
+        speed = _speed(run.folder, (), seconds, device)
+        result |= {key: speed[key] for key in ("images_per_second", "largest_batch")}
     return result
 
 
@@ -71,17 +82,18 @@ def _curve(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _fewshot(run: Run, device: str) -> dict[str, Any]:
+def _fewshot(run: Run, config: Config, device: str) -> float:
     """Linear accuracy of the frozen features with five images per class (section 4.1)."""
-    config = load_config(run.folder / "config.toml")
     source = config.train.fewshot_data or config.data.source
     found = fewshot(run.folder, source, shots=(_SHOTS,), split="test", device=device)
-    return {"fewshot": fmean(row["accuracy"] for row in found["results"])}
+    return fmean(row["accuracy"] for row in found["results"])
 
 
-def _inspection(run: Run, device: str) -> dict[str, Any]:
-    config = load_config(run.folder / "config.toml")
-    return _inspect(load(run.folder), config, run.folder / "inspection", device)
+def _speed(
+    model: str | Path, sizes: tuple[int, ...], seconds: float, device: str
+) -> dict[str, Any]:
+    found = benchmark([model], sizes=sizes, seconds=seconds, device=device)
+    return {key: value for key, value in found.items() if key != "results"}
 
 
 def _inspect(model: Classifier, config: Config, folder: Path, device: str) -> dict[str, Any]:
@@ -96,8 +108,10 @@ def _inspect(model: Classifier, config: Config, folder: Path, device: str) -> di
         found |= _distance_trends(distances["layers"])
     if tracer.positions is not None:
         found["row_column_similarity"] = row_column_similarity(tracer.positions.maps)
-    summarize(model, data, "test", folder)
-    return found | {"images": _drawings(folder)}
+    if config.seed == 0:  # drawings of one seed are enough for a page
+        summarize(model, data, "test", folder)
+        found["images"] = _drawings(folder)
+    return found
 
 
 def _distance_trends(layers: list[dict[str, Any]]) -> dict[str, float]:
@@ -188,9 +202,3 @@ def measure_model(
         with TemporaryDirectory() as folder:
             found |= _inspect(loaded, config, Path(folder), device)
     return found
-
-
-_OF_RUNS: Mapping[str, Callable[[Run, str], dict[str, Any]]] = {
-    "fewshot": _fewshot,
-    "inspection": _inspection,
-}

@@ -23,7 +23,7 @@ from vitrail.reproduction.experiment import Arm, Cell, Point, known_measures
 from vitrail.reproduction.significance import ALPHA
 
 _TEMPLATES = "vitrail.reproduction"
-_FRACTIONS = ("top1", "fewshot", "val_top1")
+_FRACTIONS = ("top1", "fewshot", "val_top1", "real")
 _COMPUTE = ("exaflops", "compute")
 _COMPUTE_UNITS = (
     (1.0, "exaFLOPs"),
@@ -35,11 +35,13 @@ _TITLES = {
     "top1": "test top-1",
     "fewshot": "5-shot",
     "val_top1": "val top-1",
+    "real": "ImageNet ReaL",
     "gmacs": "GMACs",
     "parameters": "parameters",
     "images_per_second": "images/s",
     "largest_batch": "largest batch",
     "distance_growth": "growth of attention distance",
+    "pretraining_device_days": "device-days of pre-training",
 }
 _IMAGES = {
     "filters": "Filters of the patch embedding, principal components",

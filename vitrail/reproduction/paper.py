@@ -246,7 +246,7 @@ def _plan_row(runs: Sequence[PlannedRun]) -> dict[str, Any]:
     """The cost of an experiment: in total, and of each kind of run."""
     kinds: dict[tuple[Any, ...], list[PlannedRun]] = {}
     for run in runs:
-        kind = (run.task.recipe, run.data, run.parameters, run.gmacs, run.seen)
+        kind = (run.task.recipe, run.data, run.images, run.parameters, run.gmacs, run.seen)
         kinds.setdefault(kind, []).append(run)
     return {
         "runs": len(runs),

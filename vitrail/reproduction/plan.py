@@ -8,6 +8,7 @@ from vitrail.data.catalog import known_datasets
 from vitrail.errors import VitrailError
 from vitrail.model import Architecture, parse_variant
 from vitrail.model.classifier import as_size
+from vitrail.model.vit import ViTArchitecture
 from vitrail.reproduction.experiment import Design
 from vitrail.reproduction.study import Study, Task
 from vitrail.training.build import chosen_options, planned_steps
@@ -87,7 +88,11 @@ def _architecture(task: Task) -> Architecture:
     """The model that a run will train."""
     config, parent = task.config, task.parent
     if parent is not None:
-        return replace(_architecture(parent), size=as_size(config.data.size))
+        before = _architecture(parent)
+        changed = {"size": as_size(config.data.size), "classes": _classes(config)}
+        if isinstance(before, ViTArchitecture):
+            changed["hidden"] = 0
+        return replace(before, **changed)
     model, published = config.model, NAMES.get(config.model.init)
     options, classes = dict(chosen_options(model)), _classes(config)
     if published is not None:

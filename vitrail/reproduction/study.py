@@ -40,7 +40,7 @@ from vitrail.console import duration, percent, say
 from vitrail.errors import FailureError, VitrailError
 from vitrail.files import read_json, write_text
 from vitrail.reproduction.claims import Results
-from vitrail.reproduction.experiment import Cell, Design, Stage
+from vitrail.reproduction.experiment import Cell, Design, Experiment, Stage
 from vitrail.reproduction.measures import measure_model, measure_run
 from vitrail.runs import BusyError, Run, lock_folder
 from vitrail.training.hooks import score
@@ -269,7 +269,7 @@ class Study:
                 title=f"{experiment.name}  {cell.name}{stage_name}{'  trial' * (trial and last)}",
                 recipe=stage.recipe,
                 config=with_settings(config, known),
-                measures=experiment.measures if last and not trial else (),
+                measures=_measures(experiment, seed) if last and not trial else (),
                 train=experiment.train,
                 trial=trial and last,
                 parent=parent,
@@ -363,7 +363,7 @@ class Study:
                 return {"status": "diverged", "message": str(error)}
         if run.info().get("status") == "stopped":
             raise StoppedError(f"{run.info()['message']}; the same command continues from there")
-        found = measure_run(run, task.measures, self.device)
+        found = measure_run(run, task.measures, self.device, task.benchmark_seconds)
         for checkpoint in (run.checkpoint, run.previous_checkpoint):
             checkpoint.unlink(missing_ok=True)
         if torch.cuda.is_available():  # recorded graphs hold memory until they are collected
@@ -378,6 +378,11 @@ class Study:
             | {"message": ""}
             | measure_model(task.config, task.measures, self.device, task.benchmark_seconds)
         )
+
+
+def _measures(experiment: Experiment, seed: int) -> tuple[str, ...]:
+    """Speed does not depend on the seed."""
+    return tuple(name for name in experiment.measures if name != "speed" or seed == 0)
 
 
 def _source(stage: Stage) -> str:
