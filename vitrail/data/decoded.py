@@ -415,12 +415,14 @@ def decoded_batches(
     batch = sampler.size * rows * columns * augment.channels
     steps = max(1, min(_GROUP_BYTES // batch, _LARGEST_GROUP)) if images.pixels.is_cuda else 1
     classes = torch.from_numpy(targets).to(device)
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def cut(first: int) -> tuple[Images, Boxes, Int[np.ndarray, " b"], Int[np.ndarray, " b"]]:
         positions = np.concatenate([sampler.positions(first + i) for i in range(steps)])
         indices = sampler.order.indices(positions)
         boxes = augment.boxes(positions, images.shapes[indices])
-        pixels = images.cut(indices, boxes, augment.flips(positions), device)
+        with torch.cuda.stream(stream):  # each thread has a current one of its own
+            pixels = images.cut(indices, boxes, augment.flips(positions), device)
         return pixels, boxes, positions, images.numbers[indices]
 
     # In memory, the parts are copied by another thread; on the device, that is a matter of
