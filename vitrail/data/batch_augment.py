@@ -104,7 +104,8 @@ class BatchAugment:
         if self.augment.crop == "inception":
             same = shapes.min(1) <= self.side
         else:
-            cropped = self.augment.crop != "resize" and self.preprocessing.short_side
+            size = self.preprocessing.size
+            cropped = self.augment.crop != "resize" and self.preprocessing.resized(*size) != size
             same = (shapes == self.decoded_size).all(1) & (not cropped)
         return self.channels == 3 and bool(same.all())
 
