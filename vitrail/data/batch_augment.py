@@ -8,7 +8,7 @@ whole numbers that do not depend on the batch an image is in: resizing adds inte
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -353,11 +353,13 @@ def fill_boxes(images: Images, boxes: Int[Tensor, "b 4"], fill: Color) -> Images
     y = torch.arange(images.shape[2], device=images.device)[:, None]
     x = torch.arange(images.shape[3], device=images.device)
     inside = (y >= top) & (y < top + height) & (x >= left) & (x < left + width)
-    return torch.where(inside[:, None], _color(fill, images), images)
+    return torch.where(inside[:, None], _color(fill, images.device), images)
 
 
-def _color(fill: Color, images: Images) -> UInt8[Tensor, "c 1 1"]:
-    return torch.tensor(fill, dtype=torch.uint8, device=images.device)[:, None, None]
+@cache
+def _color(fill: Color, device: torch.device) -> UInt8[Tensor, "c 1 1"]:
+    """Copied to the device only once, or each copy would wait for it."""
+    return torch.tensor(fill, dtype=torch.uint8, device=device)[:, None, None]
 
 
 def _cut_out(images: Images, values: Values, fill: Color) -> Images:
@@ -468,11 +470,12 @@ def _equalize(images: Images, values: Values, fill: Color) -> Images:
 
 def _affine(images: Images, matrix: Sequence[Tensor | int], fill: Color) -> Images:
     """Nearest pixels; the matrix maps output to input, in Pillow's 16-bit fixed point."""
-    parts = (x if isinstance(x, Tensor) else torch.full((), x).to(images.device) for x in matrix)
+    device = images.device
+    parts = (x if isinstance(x, Tensor) else torch.full((), x, device=device) for x in matrix)
     a, b, c, d, e, f = (x.double().expand(len(images)) for x in parts)
     height, width = images.shape[2:]
-    y = torch.arange(height, device=images.device)[:, None]
-    x = torch.arange(width, device=images.device)
+    y = torch.arange(height, device=device)[:, None]
+    x = torch.arange(width, device=device)
 
     def source(
         per_x: Float[Tensor, " b"], per_y: Float[Tensor, " b"], offset: Float[Tensor, " b"]
@@ -485,7 +488,7 @@ def _affine(images: Images, matrix: Sequence[Tensor | int], fill: Color) -> Imag
     inside = (xs >= 0) & (xs < width) & (ys >= 0) & (ys < height)
     at = (ys * width + xs).where(inside, 0).flatten(1)[:, None].expand(-1, images.shape[1], -1)
     moved = images.flatten(2).gather(2, at).view_as(images)
-    return torch.where(inside[:, None], moved, _color(fill, images))
+    return torch.where(inside[:, None], moved, _color(fill, device))
 
 
 def _fixed(x: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
@@ -559,11 +562,7 @@ def _autoaugment(
     draws: Float[np.ndarray, "b 5"], policy: v2.AutoAugmentPolicy, size: tuple[int, int]
 ) -> list[_Layer]:
     """AutoAugment (Cubuk et al. 2018) with the policies and magnitudes of torchvision."""
-    reference: Any = v2.AutoAugment(policy)
-    table = np.array([
-        [_policy_entry(reference, entry, size) for entry in pair]
-        for pair in reference._policies
-    ])  # fmt: skip
+    table = _policies(policy, size)
     chosen = table[_below(len(table), draws[:, 0])]
     layers: list[_Layer] = []
     for part in (0, 1):
@@ -574,6 +573,17 @@ def _autoaugment(
         values[:, 0] = base + strength * np.where((signed > 0) & (sign < 0.5), -1, 1)
         layers.append((codes, values))
     return layers
+
+
+@cache
+def _policies(
+    policy: v2.AutoAugmentPolicy, size: tuple[int, int]
+) -> Float[np.ndarray, "policies 2 5"]:
+    reference: Any = v2.AutoAugment(policy)
+    return np.array([
+        [_policy_entry(reference, entry, size) for entry in pair]
+        for pair in reference._policies
+    ])  # fmt: skip
 
 
 def _policy_entry(
