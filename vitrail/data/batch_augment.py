@@ -50,6 +50,8 @@ crop of a quarter of its area still has all the pixels that the model sees."""
 _ONE = 1 << 11
 """Resampling weights are multiples of 1/2048: with bytes, all sums are exact in float32, and the
 factors in float16."""
+_REACH = {"bilinear": 1, "bicubic": 2}
+"""The distance from which on `resampling_kernel` is zero."""
 _REFERENCE_SIDE = 224
 
 
@@ -287,8 +289,9 @@ def resize(
     """
     b, c, height, width = images.shape
     heights, widths = _to(sizes, images).T
-    across = _resampling(widths, width, size[1], pre)
-    down = _resampling(heights, height, size[0], pre)
+    longest = sizes.max(0).tolist()
+    across = _resampling(widths, longest[1], width, size[1], pre)
+    down = _resampling(heights, longest[0], height, size[0], pre)
     # float16 holds the factors exactly, float32 the sums.
     kind = across.dtype
     lines = _multiply(images.to(kind).reshape(b, c * height, width), across.mT)
@@ -308,23 +311,30 @@ def _to_bytes(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def _resampling(
-    lengths: Int[Tensor, " b"], most: int, size: int, pre: Preprocessing
+    lengths: Int[Tensor, " b"], longest: int, most: int, size: int, pre: Preprocessing
 ) -> Float[Tensor, "b size most"]:
     """The weight of each pixel of a line in each pixel of the resized line."""
     scale = (lengths.double() / size)[:, None, None]
-    at = torch.arange(most, device=lengths.device)
     centers = (torch.arange(size, device=lengths.device)[:, None] + 0.5) * scale
     support = scale.clamp(min=1) if pre.antialias else torch.ones_like(scale)
+    # Only a few neighboring pixels have a weight.
+    reach = _REACH[pre.interpolation]
+    count = min(most, math.ceil(2 * reach * max(longest / size, 1)) + 2)
+    first = (centers - reach * support - 0.5).floor().long().clamp(0, most - count)
+    at = first + torch.arange(count, device=lengths.device)
     # In float64 only up to here: distances are small numbers.
     distance = ((at + 0.5 - centers) / support).float().abs()
     weights = resampling_kernel(distance, pre.interpolation)
     weights = weights * (at < lengths[:, None, None])
-    weights = weights / weights.sum(2, keepdim=True)
+    # Sums in float64 are the same for any number of pixels.
+    weights = weights / weights.sum(2, keepdim=True, dtype=torch.float64).float()
     levels = (weights * _ONE).round()
     # Rounded weights must still sum to one, or images would darken.
     largest = weights.argmax(2, keepdim=True)
     levels.scatter_add_(2, largest, _ONE - levels.sum(2, keepdim=True))
-    return (levels / _ONE).to(torch.float16 if lengths.is_cuda else torch.float32)
+    kind = torch.float16 if lengths.is_cuda else torch.float32
+    found = torch.zeros(len(lengths), size, most, dtype=kind, device=lengths.device)
+    return found.scatter_(2, at, (levels / _ONE).to(kind))
 
 
 # Operations: each takes images, up to three parameters for each of them, and the fill color.
