@@ -36,6 +36,7 @@ from vitrail.evaluation.held_out import is_recorded
 from vitrail.evaluation.predictor import Predictor
 from vitrail.files import cache_folder, keep_compiled, make_folder, move
 from vitrail.model import Classifier, build_meta
+from vitrail.model.vit import ViT
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.build import apply_hyperrule, build_model, build_schedule
@@ -280,10 +281,14 @@ def _train_state(
 
 
 def _records(objective: Objective, config: Config, devices: Devices) -> bool:
-    """Whether the passes of fused kernels are recorded as CUDA graphs."""
+    """Whether forward and backward pass are recorded as CUDA graphs."""
     model, choice = objective.model, config.system.graphs
-    if config.train.freeze or not model.fused or devices.world > 1:
+    if config.train.freeze or devices.world > 1:
         return False
+    if not model.fused:
+        # Running statistics of a ResNet would change while it is recorded.
+        plain = isinstance(model, ViT) and not model.activation_checkpointing
+        return choice is True and plain and devices.device.type == "cuda"
     # On request only, until it is measured: random numbers inside a pass, and other objectives.
     draws = model.architecture.drop_path or model.architecture.embedding_dropout
     return choice is True or (choice == "auto" and objective.compiled is model and not draws)
