@@ -297,7 +297,7 @@ def resize(
     lines = _multiply(images.to(kind).reshape(b, c * height, width), across.mT)
     columns = _to_bytes(lines).to(kind).reshape(b, c, height, size[1])
     down = down[:, None].expand(-1, c, -1, -1).reshape(b * c, size[0], height)
-    return _to_bytes(_multiply(down, columns.flatten(0, 1))).byte().unflatten(0, (b, c))
+    return _to_bytes(_multiply(down, columns.flatten(0, 1))).unflatten(0, (b, c))
 
 
 def _multiply(left: Float[Tensor, "b i j"], right: Float[Tensor, "b j k"]) -> Tensor:
@@ -306,8 +306,8 @@ def _multiply(left: Float[Tensor, "b i j"], right: Float[Tensor, "b j k"]) -> Te
     return left @ right
 
 
-def _to_bytes(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    return (values + 0.5).floor_().clamp_(0, 255)
+def _to_bytes(values: Float[Tensor, "..."]) -> UInt8[Tensor, "..."]:
+    return (values + 0.5).clamp_(0, 255).byte()
 
 
 def _resampling(
@@ -416,7 +416,7 @@ def _blur(images: Images, values: Values, fill: Color) -> Images:
         return (weights / weights.sum(2, keepdim=True))[:, None]
 
     down, across = matrix(images.shape[2]), matrix(images.shape[3])
-    return _to_bytes(down @ images.float() @ across.mT).byte()
+    return _to_bytes(down @ images.float() @ across.mT)
 
 
 def _by_table(images: Images, table: Tensor) -> Images:
