@@ -348,10 +348,6 @@ FROZEN = ["model.init=builtin", "train.freeze=true"]
         (["optim.decay=constant", "optim.floor=1e-5"], "optim.floor"),
         (["optim.milestones=[0.5]"], "optim.milestones"),
         (["system.augment=cpu", "system.cache=disk"], "system.cache"),
-        (
-            ["system.compile=false", "system.kernels=plain", "system.graphs=true"],
-            "system.graphs",
-        ),
         (["system.checkpoint_steps=5", "system.checkpoint_minutes=1"], "system.checkpoint_minutes"),
         (["train.steps=5", "train.epochs=2"], "train.steps and train.epochs"),
     ],

@@ -244,8 +244,8 @@ class System:
     there are no fused kernels and the planned run is long enough to gain more than that."""
     graphs: Literal["auto"] | bool = "auto"
     """On a CUDA device: record the forward and backward pass as CUDA graphs and replay them, which
-    avoids the overhead of launching kernels. Without compilation, this needs fused kernels; auto
-    does so where they are used to train with labels and without stochastic depth."""
+    avoids the overhead of launching kernels. Without compilation, this needs a ViT; auto does so
+    where fused kernels train it with labels and without stochastic depth."""
     recompute: bool = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, about a
     third more compute."""
@@ -404,11 +404,6 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
             ),
         ),
         (system.augment == "cpu", "system.augment=cpu", ("system.cache",)),
-        (
-            not system.compile and system.kernels == "plain",
-            "system.compile=false with system.kernels=plain",
-            ("system.graphs",),
-        ),
         (model.keep_head, "model.keep_head=true keeps the old bias", ("model.head_bias",)),
         (train.objective == "masked", "train.objective=masked has no head", ("model.head_bias",)),
         (

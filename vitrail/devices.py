@@ -1,6 +1,7 @@
 """The machine: CPU, GPU, precision, several processes under torchrun, memory and energy."""
 
 import ctypes
+import gc
 import os
 import platform
 import sys
@@ -294,6 +295,7 @@ def graph_forward(model: nn.Module, batch: int) -> None:
 def _recorded(model: nn.Module, plain: Any, inputs: tuple[Tensor, ...]) -> Any:
     """The graphs, in the precision of the surrounding autocast."""
     model.forward = plain
+    gc.collect()  # graphs of earlier runs, which must not be freed during the recording
     enabled, kind = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     state = torch.cuda.get_rng_state()
     # Weights cast to half precision belong to the graphs, not to autocast's cache.

@@ -74,6 +74,21 @@ def test_what_did_not_change_is_not_read_again(folder, monkeypatch):
     assert hashes(open_folder(folder)) == [before[i] for i in (3, 1, 2, 0, 4, 5)]
 
 
+def test_a_tar_file_that_did_not_change_is_not_read_again(folder, tmp_path, monkeypatch):
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.add(folder, "photos")
+    train = open_shards(str(path)).part("train")
+    known, some = content_hashes(train), Subset(train, np.array([4, 1]))
+    assert content_hashes(some).tolist() == known[[4, 1]].tolist()
+    monkeypatch.setattr(contents, "hash_each", None)
+    assert content_hashes(train).tolist() == known.tolist()
+    assert content_hashes(some).tolist() == known[[4, 1]].tolist()
+    os.utime(path, (1, 1))
+    with pytest.raises(TypeError):
+        hashes(open_shards(str(path)))
+
+
 def test_what_cannot_be_read_is_unknown(folder):
     (folder / "cat" / "lost.png").symlink_to(folder / "nowhere.png")
     os.mkfifo(folder / "cat" / "pipe")

@@ -149,9 +149,10 @@ def test_a_packed_store_is_used_as_it_is(folder, tmp_path):
     assert not (cache_folder() / "decoded").exists()
 
 
+@pytest.mark.parametrize("short_side", [0, 32])
 @pytest.mark.parametrize("crop", ["pad", "none", "resize"])
-def test_a_store_of_the_models_size_is_used_as_it_is(tmp_path, scenes, crop):
-    pre = Preprocessing(size=(32, 32))
+def test_a_store_of_the_models_size_is_used_as_it_is(tmp_path, scenes, crop, short_side):
+    pre = Preprocessing(size=(32, 32), short_side=short_side)
     augment = BatchAugment(pre, Augment(crop=crop), seed=0)
     side = augment.decoded_size
     images = [scene.resize(side[::-1]) for scene in scenes[:6]]

@@ -17,6 +17,7 @@ SMALL = {"size": (16, 24), "patch": 8, "width": 32, "depth": 2, "heads": 2, "mlp
 MODELS = {
     "erf": {"gelu": "erf"},
     "drop path": {"gelu": "tanh", "drop_path": 0.5},
+    "dropped": {"drop_path": 1.0},
     "no class token": {"pool": "mean", "class_token": False},
     "normalized after pooling": {"pool": "mean", "norm_after_pool": True},
     "heads of 24": {"width": 48, "heads": 2},

@@ -18,6 +18,7 @@ def test_fused_kernels_compute_what_the_plain_code_does():
     names = (
         "erf",
         "drop path",
+        "dropped",
         "no class token",
         "normalized after pooling",
         "heads of 24",

@@ -100,19 +100,22 @@ def test_stopping_early_needs_a_val_part():
 
 
 @pytest.mark.parametrize(
-    ("fused", "setting", "rate", "world", "recorded"),
+    ("variant", "fused", "setting", "rate", "world", "recorded"),
     [
-        (True, "auto", 0.0, 1, True),
-        (True, "false", 0.0, 1, False),
-        (True, "auto", 0.1, 1, False),
-        (True, "true", 0.1, 1, True),
-        (True, "true", 0.0, 2, False),
-        (False, "true", 0.0, 1, False),
+        ("Ti/4", True, "auto", 0.0, 1, True),
+        ("Ti/4", True, "false", 0.0, 1, False),
+        ("Ti/4", True, "auto", 0.1, 1, False),
+        ("Ti/4", True, "true", 0.1, 1, True),
+        ("Ti/4", True, "true", 0.0, 2, False),
+        ("Ti/4", False, "auto", 0.0, 1, False),
+        ("Ti/4", False, "true", 0.0, 1, True),
+        ("ResNet18", False, "true", 0.0, 1, False),
     ],
 )
-def test_passes_of_fused_kernels_are_recorded(fused, setting, rate, world, recorded):
+def test_what_is_recorded(variant, fused, setting, rate, world, recorded):
     config = load_config(None, [*SHORT, f"system.graphs={setting}"])
-    model = vitrail.create("Ti/4", classes=10, size=8, **SHAPE, drop_path=rate)
+    options = {**SHAPE, "drop_path": rate} if variant == "Ti/4" else {}
+    model = vitrail.create(variant, classes=10, size=8, **options)
     model.fused = fused
-    devices = Devices(torch.device("cpu"), torch.bfloat16, world=world)
+    devices = Devices(torch.device("cuda"), torch.bfloat16, world=world)
     assert _records(Classification(model, 10), config, devices) == recorded

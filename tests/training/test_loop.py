@@ -128,6 +128,23 @@ def test_another_error_is_not_mistaken_for_a_full_memory():
         trained(Wrong())
 
 
+def test_a_blank_batch_changes_nothing():
+    runs = {}
+    for blank in (None, TrainingBatch(images=torch.ones(16, 4), targets=torch.zeros(16).long())):
+        torch.manual_seed(0)
+        task, at_first = Squares(), []
+        run = loop(task)
+
+        def loaded(task: Squares = task, seen: list[int] = at_first) -> Iterator[TrainingBatch]:
+            seen.extend(task.seen)
+            yield from batches()
+
+        run.run(loaded(), lambda *_: False, blank)
+        assert at_first == ([] if blank is None else [16])
+        runs[blank is None] = run.state.wrapped.model.weight
+    assert torch.equal(*runs.values())
+
+
 def test_after_step_ends_a_run():
     run = loop(Squares(), steps=100)
     run.run(batches(), lambda loop, batch: loop.state.counters.step == 3)

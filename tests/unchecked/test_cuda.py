@@ -1,12 +1,21 @@
 """What only an NVIDIA GPU can show."""
 
+from functools import partial
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import vitrail
-from vitrail.devices import graph_forward
+from vitrail.config import Augment
+from vitrail.data.batch_augment import BatchAugment
+from vitrail.data.dataset import ArraySource
+from vitrail.data.decoded import CutImages, decode_images, decoded_batches
+from vitrail.data.loader import RankBatchSampler, ShuffledOrder, prepared_ahead, training_batches
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.devices import Devices, graph_forward
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 KINDS = [torch.bfloat16, torch.float16]
@@ -103,6 +112,46 @@ def test_other_batches_are_not_recorded():
         np.testing.assert_allclose(
             part.detach().float().cpu(), expected[:count].float().cpu(), atol=0.05
         )
+
+
+def test_a_model_without_fused_kernels_can_be_recorded():
+    model, images = small(injection="every"), torch.randn(8, 3, 224, 224, device="cuda")
+    expected = gradients(model, images, torch.bfloat16)
+    graph_forward(model, 8)
+    for _ in range(2):
+        found = gradients(model, images, torch.bfloat16)
+        for name, gradient in expected.items():
+            assert distance(found[name], gradient) < 1e-2, name
+
+
+def test_batches_are_the_same_wherever_images_are_kept():
+    """Also while the device is busy with something else."""
+    device = torch.device("cuda", 0)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 90, 70, 3), dtype=np.uint8)
+    source = ArraySource(("a", "b"), np.arange(40) % 2, [f"{i}" for i in range(40)], pixels)
+    augment = BatchAugment(Preprocessing(size=(64, 48)), Augment(crop="inception"), seed=0)
+    order = ShuffledOrder(source.targets, source.blocks, seed=0)
+    sampler = RankBatchSampler(order, batch=16, rank=0, world=1, start=0)
+    kept = []
+    for place in ("device", "memory", "none"):
+        if place == "none":
+            dataset = CutImages(source, augment)
+            finish = partial(dataset.finish, device=device)
+            batches = training_batches(dataset, sampler, workers=1, device=device, finish=finish)
+        else:
+            where = Devices(device, torch.bfloat16)
+            images, _ = decode_images(source, augment, where, place=place, workers=0)
+            assert images.pixels.is_cuda == (place == "device")
+            batches = decoded_batches(images, augment, source.targets, sampler, device)
+        found = []
+        for batch in islice(prepared_ahead(batches, device), 6):
+            torch.cuda._sleep(100_000_000)
+            found.append((batch.images.clone(), batch.targets.clone()))
+        kept.append(found)
+    for first, *others in zip(*kept, strict=True):
+        for other in others:
+            assert torch.equal(first[0], other[0])
+            assert torch.equal(first[1], other[1])
 
 
 def test_float8_keeps_features():

@@ -8,7 +8,7 @@ whole numbers that do not depend on the batch an image is in: resizing adds inte
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -50,6 +50,8 @@ crop of a quarter of its area still has all the pixels that the model sees."""
 _ONE = 1 << 11
 """Resampling weights are multiples of 1/2048: with bytes, all sums are exact in float32, and the
 factors in float16."""
+_REACH = {"bilinear": 1, "bicubic": 2}
+"""The distance from which on `resampling_kernel` is zero."""
 _REFERENCE_SIDE = 224
 
 
@@ -104,7 +106,8 @@ class BatchAugment:
         if self.augment.crop == "inception":
             same = shapes.min(1) <= self.side
         else:
-            cropped = self.augment.crop != "resize" and self.preprocessing.short_side
+            size = self.preprocessing.size
+            cropped = self.augment.crop != "resize" and self.preprocessing.resized(*size) != size
             same = (shapes == self.decoded_size).all(1) & (not cropped)
         return self.channels == 3 and bool(same.all())
 
@@ -286,14 +289,15 @@ def resize(
     """
     b, c, height, width = images.shape
     heights, widths = _to(sizes, images).T
-    across = _resampling(widths, width, size[1], pre)
-    down = _resampling(heights, height, size[0], pre)
+    longest = sizes.max(0).tolist()
+    across = _resampling(widths, longest[1], width, size[1], pre)
+    down = _resampling(heights, longest[0], height, size[0], pre)
     # float16 holds the factors exactly, float32 the sums.
     kind = across.dtype
     lines = _multiply(images.to(kind).reshape(b, c * height, width), across.mT)
     columns = _to_bytes(lines).to(kind).reshape(b, c, height, size[1])
     down = down[:, None].expand(-1, c, -1, -1).reshape(b * c, size[0], height)
-    return _to_bytes(_multiply(down, columns.flatten(0, 1))).byte().unflatten(0, (b, c))
+    return _to_bytes(_multiply(down, columns.flatten(0, 1))).unflatten(0, (b, c))
 
 
 def _multiply(left: Float[Tensor, "b i j"], right: Float[Tensor, "b j k"]) -> Tensor:
@@ -302,28 +306,35 @@ def _multiply(left: Float[Tensor, "b i j"], right: Float[Tensor, "b j k"]) -> Te
     return left @ right
 
 
-def _to_bytes(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    return (values + 0.5).floor_().clamp_(0, 255)
+def _to_bytes(values: Float[Tensor, "..."]) -> UInt8[Tensor, "..."]:
+    return (values + 0.5).clamp_(0, 255).byte()
 
 
 def _resampling(
-    lengths: Int[Tensor, " b"], most: int, size: int, pre: Preprocessing
+    lengths: Int[Tensor, " b"], longest: int, most: int, size: int, pre: Preprocessing
 ) -> Float[Tensor, "b size most"]:
     """The weight of each pixel of a line in each pixel of the resized line."""
     scale = (lengths.double() / size)[:, None, None]
-    at = torch.arange(most, device=lengths.device)
     centers = (torch.arange(size, device=lengths.device)[:, None] + 0.5) * scale
     support = scale.clamp(min=1) if pre.antialias else torch.ones_like(scale)
+    # Only a few neighboring pixels have a weight.
+    reach = _REACH[pre.interpolation]
+    count = min(most, math.ceil(2 * reach * max(longest / size, 1)) + 2)
+    first = (centers - reach * support - 0.5).floor().long().clamp(0, most - count)
+    at = first + torch.arange(count, device=lengths.device)
     # In float64 only up to here: distances are small numbers.
     distance = ((at + 0.5 - centers) / support).float().abs()
     weights = resampling_kernel(distance, pre.interpolation)
     weights = weights * (at < lengths[:, None, None])
-    weights = weights / weights.sum(2, keepdim=True)
+    # Sums in float64 are the same for any number of pixels.
+    weights = weights / weights.sum(2, keepdim=True, dtype=torch.float64).float()
     levels = (weights * _ONE).round()
     # Rounded weights must still sum to one, or images would darken.
     largest = weights.argmax(2, keepdim=True)
     levels.scatter_add_(2, largest, _ONE - levels.sum(2, keepdim=True))
-    return (levels / _ONE).to(torch.float16 if lengths.is_cuda else torch.float32)
+    kind = torch.float16 if lengths.is_cuda else torch.float32
+    found = torch.zeros(len(lengths), size, most, dtype=kind, device=lengths.device)
+    return found.scatter_(2, at, (levels / _ONE).to(kind))
 
 
 # Operations: each takes images, up to three parameters for each of them, and the fill color.
@@ -352,11 +363,13 @@ def fill_boxes(images: Images, boxes: Int[Tensor, "b 4"], fill: Color) -> Images
     y = torch.arange(images.shape[2], device=images.device)[:, None]
     x = torch.arange(images.shape[3], device=images.device)
     inside = (y >= top) & (y < top + height) & (x >= left) & (x < left + width)
-    return torch.where(inside[:, None], _color(fill, images), images)
+    return torch.where(inside[:, None], _color(fill, images.device), images)
 
 
-def _color(fill: Color, images: Images) -> UInt8[Tensor, "c 1 1"]:
-    return torch.tensor(fill, dtype=torch.uint8, device=images.device)[:, None, None]
+@cache
+def _color(fill: Color, device: torch.device) -> UInt8[Tensor, "c 1 1"]:
+    """Copied to the device only once, or each copy would wait for it."""
+    return torch.tensor(fill, dtype=torch.uint8, device=device)[:, None, None]
 
 
 def _cut_out(images: Images, values: Values, fill: Color) -> Images:
@@ -403,7 +416,7 @@ def _blur(images: Images, values: Values, fill: Color) -> Images:
         return (weights / weights.sum(2, keepdim=True))[:, None]
 
     down, across = matrix(images.shape[2]), matrix(images.shape[3])
-    return _to_bytes(down @ images.float() @ across.mT).byte()
+    return _to_bytes(down @ images.float() @ across.mT)
 
 
 def _by_table(images: Images, table: Tensor) -> Images:
@@ -467,11 +480,12 @@ def _equalize(images: Images, values: Values, fill: Color) -> Images:
 
 def _affine(images: Images, matrix: Sequence[Tensor | int], fill: Color) -> Images:
     """Nearest pixels; the matrix maps output to input, in Pillow's 16-bit fixed point."""
-    parts = (x if isinstance(x, Tensor) else torch.full((), x).to(images.device) for x in matrix)
+    device = images.device
+    parts = (x if isinstance(x, Tensor) else torch.full((), x, device=device) for x in matrix)
     a, b, c, d, e, f = (x.double().expand(len(images)) for x in parts)
     height, width = images.shape[2:]
-    y = torch.arange(height, device=images.device)[:, None]
-    x = torch.arange(width, device=images.device)
+    y = torch.arange(height, device=device)[:, None]
+    x = torch.arange(width, device=device)
 
     def source(
         per_x: Float[Tensor, " b"], per_y: Float[Tensor, " b"], offset: Float[Tensor, " b"]
@@ -484,7 +498,7 @@ def _affine(images: Images, matrix: Sequence[Tensor | int], fill: Color) -> Imag
     inside = (xs >= 0) & (xs < width) & (ys >= 0) & (ys < height)
     at = (ys * width + xs).where(inside, 0).flatten(1)[:, None].expand(-1, images.shape[1], -1)
     moved = images.flatten(2).gather(2, at).view_as(images)
-    return torch.where(inside[:, None], moved, _color(fill, images))
+    return torch.where(inside[:, None], moved, _color(fill, device))
 
 
 def _fixed(x: Float[Tensor, " b"]) -> Int[Tensor, " b"]:
@@ -558,11 +572,7 @@ def _autoaugment(
     draws: Float[np.ndarray, "b 5"], policy: v2.AutoAugmentPolicy, size: tuple[int, int]
 ) -> list[_Layer]:
     """AutoAugment (Cubuk et al. 2018) with the policies and magnitudes of torchvision."""
-    reference: Any = v2.AutoAugment(policy)
-    table = np.array([
-        [_policy_entry(reference, entry, size) for entry in pair]
-        for pair in reference._policies
-    ])  # fmt: skip
+    table = _policies(policy, size)
     chosen = table[_below(len(table), draws[:, 0])]
     layers: list[_Layer] = []
     for part in (0, 1):
@@ -573,6 +583,17 @@ def _autoaugment(
         values[:, 0] = base + strength * np.where((signed > 0) & (sign < 0.5), -1, 1)
         layers.append((codes, values))
     return layers
+
+
+@cache
+def _policies(
+    policy: v2.AutoAugmentPolicy, size: tuple[int, int]
+) -> Float[np.ndarray, "policies 2 5"]:
+    reference: Any = v2.AutoAugment(policy)
+    return np.array([
+        [_policy_entry(reference, entry, size) for entry in pair]
+        for pair in reference._policies
+    ])  # fmt: skip
 
 
 def _policy_entry(

@@ -47,7 +47,14 @@ def content_hashes(source: Source, progress: Advance | None = None) -> _Hashes:
         return hash_each(lambda i: _pixels(source, i), len(indices), progress)
     if any(is_url(shard.address) for shard in base.shards):  # would have to be downloaded first
         return np.full(len(indices), UNKNOWN, dtype=np.uint64)
-    return hash_each(lambda i: base.content(int(indices[i])), len(indices), progress)
+    content, count = base.content, len(indices)
+    files = [_state_of(Path(shard.address)) for shard in base.shards]
+    places = np.stack([base.shard_numbers[indices], base.offsets[indices]])
+    return _cached(
+        (files, _digest(places.tobytes())),
+        count,
+        lambda: hash_each(lambda i: content(int(indices[i])), count, progress),
+    )
 
 
 def source_digest(source: Source) -> str:
@@ -56,7 +63,11 @@ def source_digest(source: Source) -> str:
     Tar files, which may be large or on the web, count as changed when the files are.
     """
     text = repr((list(source.names), _versions(source)))
-    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return _digest(text.encode("utf-8", "surrogateescape"))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _versions(source: Source) -> Any:
@@ -71,14 +82,7 @@ def _versions(source: Source) -> Any:
 
 
 def _of_files(paths: Sequence[Path], progress: Advance | None) -> _Hashes:
-    """The hashes of files, from the cache if no file has changed since."""
     states = [_state_of(path) for path in paths]
-    key = hashlib.blake2b(repr(states).encode(), digest_size=16).hexdigest()
-    cached = cache_folder() / "hashes" / f"{key}.npy"
-    with suppress(OSError, ValueError, EOFError):
-        known = np.load(cached, allow_pickle=False)
-        if known.shape == (len(paths),) and known.dtype == np.uint64:
-            return known
 
     def content(number: int) -> bytes:
         if not states[number]:
@@ -86,7 +90,17 @@ def _of_files(paths: Sequence[Path], progress: Advance | None) -> _Hashes:
         refuse_large(str(paths[number]), states[number][1])  # a sparse file would fill memory
         return paths[number].read_bytes()
 
-    hashes = hash_each(content, len(paths), progress)
+    return _cached(states, len(paths), lambda: hash_each(content, len(paths), progress))
+
+
+def _cached(states: Any, count: int, compute: Callable[[], _Hashes]) -> _Hashes:
+    """Hashes from the cache if no file has changed since."""
+    cached = cache_folder() / "hashes" / f"{_digest(repr(states).encode())}.npy"
+    with suppress(OSError, ValueError, EOFError):
+        known = np.load(cached, allow_pickle=False)
+        if known.shape == (count,) and known.dtype == np.uint64:
+            return known
+    hashes = compute()
     if hashes.all():  # a file that cannot be read now may be later
         write_cached(cached, lambda file: np.save(file, hashes))
     return hashes

@@ -85,7 +85,7 @@ class DecodedImages:
             parts, boxes = cut_parts(images, boxes)
             return parts.on(device).cut(np.arange(len(boxes)), boxes, flips, device)
         rows, columns = boxes[:, 2:].max(0).tolist()
-        part = max(1, _CUT_AT_ONCE // (rows * columns * self.channels))
+        part = max(1, _CUT_AT_ONCE // (rows * columns))
         starts = range(0, len(indices), part)
         slices = [slice(start, start + part) for start in starts]
         size = (rows, columns)
@@ -117,14 +117,12 @@ class DecodedImages:
         y, x = (torch.arange(n, device=self.pixels.device) for n in size)
         x = torch.where(flip > 0, wide - 1 - x, x) + left
         y = top + y
-        inside = ((y >= 0) & (y < height))[:, None, :, None] & ((x >= 0) & (x < width))[
-            :, None, None
-        ]
+        inside = ((y >= 0) & (y < height))[:, :, None] & ((x >= 0) & (x < width))[:, None]
         y, x = y.clamp(min=0).minimum(height - 1), x.clamp(min=0).minimum(width - 1)
-        line = (start + y * width * self.channels)[:, None, :, None]
-        channel = torch.arange(self.channels, device=self.pixels.device)[:, None]
-        address = line + (x[:, None] * self.channels + channel)[:, :, None]
-        return self.pixels[address] * inside
+        # Of whole pixels: an address takes eight bytes.
+        address = (start // self.channels + y * width)[:, :, None] + x[:, None]
+        found = self.pixels.view(-1, self.channels)[address] * inside[..., None]
+        return found.permute(0, 3, 1, 2).contiguous()
 
 
 def cut_parts(
@@ -415,12 +413,14 @@ def decoded_batches(
     batch = sampler.size * rows * columns * augment.channels
     steps = max(1, min(_GROUP_BYTES // batch, _LARGEST_GROUP)) if images.pixels.is_cuda else 1
     classes = torch.from_numpy(targets).to(device)
+    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def cut(first: int) -> tuple[Images, Boxes, Int[np.ndarray, " b"], Int[np.ndarray, " b"]]:
         positions = np.concatenate([sampler.positions(first + i) for i in range(steps)])
         indices = sampler.order.indices(positions)
         boxes = augment.boxes(positions, images.shapes[indices])
-        pixels = images.cut(indices, boxes, augment.flips(positions), device)
+        with torch.cuda.stream(stream):  # each thread has a current one of its own
+            pixels = images.cut(indices, boxes, augment.flips(positions), device)
         return pixels, boxes, positions, images.numbers[indices]
 
     # In memory, the parts are copied by another thread; on the device, that is a matter of

@@ -172,8 +172,9 @@ def predict_batches(predictor: Predictor, images: "ImageBatches") -> tuple[Predi
             if not len(part.indices):
                 continue
             best = predictor.log_probabilities(logits).topk(min(TOP, len(source.labels)))
-            loss = losses(logits, targets[part.indices].to(device), predictor.activation)
-            # Left on the device, so that nothing waits for it.
+            # Nothing here waits for the device, where the rows are left.
+            truth = targets[part.indices].to(device, non_blocking=True)
+            loss = losses(logits, truth, predictor.activation)
             rows.append((part.indices, best.indices, best.values.exp(), loss))
     if predictor.cache is not None:
         predictor.cache.save()

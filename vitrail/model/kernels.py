@@ -139,7 +139,8 @@ def _add_norm(
     y, bias, drop_path = branch
     scale, rate = None, getattr(drop_path, "p", 0.0)
     if rate and drop_path.training:
-        scale = torch.empty(len(x), device=x.device).bernoulli_(1 - rate).div_(1 - rate)
+        scale = torch.empty(len(x), device=x.device).bernoulli_(1 - rate)
+        scale.div_((1 - rate) or 1.0)
     total, h, _ = _sum_norm(x, y, scale, bias, norm.weight, norm.bias, norm.eps, float8)
     return total, h
 

@@ -56,11 +56,19 @@ class Loop:
         return self.schedule.total_steps(counters.step, counters.seconds)
 
     def run(
-        self, batches: Iterator[TrainingBatch], after_step: Callable[["Loop", TrainingBatch], bool]
+        self,
+        batches: Iterator[TrainingBatch],
+        after_step: Callable[["Loop", TrainingBatch], bool],
+        blank: TrainingBatch | None = None,
     ) -> None:
-        """Goes through the batches; `after_step` logs, validates, saves, and may end the run."""
+        """Goes through the batches; `after_step` logs, validates, saves, and may end the run.
+
+        The passes over a `blank` batch come before the first one is loaded, and change nothing.
+        """
         counters = self.state.counters
         began = time.perf_counter() - counters.seconds
+        if blank is not None:
+            self._compute_gradients(blank)
         while self.done < 1:
             with self.waiting.measure():
                 batch = next(batches)

@@ -19,6 +19,7 @@ from vitrail.console import TrainingBar, count_progress, duration, import_option
 from vitrail.data.contents import content_hashes
 from vitrail.data.dataset import Splits, subset
 from vitrail.data.draws import derive_seed
+from vitrail.data.loader import TrainingBatch
 from vitrail.data.opening import open_run_data
 from vitrail.devices import (
     Devices,
@@ -35,6 +36,7 @@ from vitrail.evaluation.held_out import is_recorded
 from vitrail.evaluation.predictor import Predictor
 from vitrail.files import cache_folder, keep_compiled, make_folder, move
 from vitrail.model import Classifier, build_meta
+from vitrail.model.vit import ViT
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.build import apply_hyperrule, build_model, build_schedule
@@ -202,7 +204,8 @@ def _run_training(
     objective = build_objective(config, model, data, devices)
     prepared = time.perf_counter() - began
     compiled, _ = plan_compilation(config, len(data.part("train").targets), model, devices)
-    state = _train_state(config, objective, devices, compiled)
+    records = not compiled and _records(objective, config, devices)
+    state = _train_state(config, objective, devices, compiled, records)
     _resume(state, run, devices)
     counters = state.counters
     counters.prepared += prepared
@@ -245,7 +248,9 @@ def _run_training(
         if not counters.stopped_early and loop.done < 1:
             # Before and after, nothing needs to be written first.
             stack.enter_context(hooks.watch_signals())
-            loop.run(objective.batches(counters.step), hooks)
+            # Threads that load images must not call CUDA while graphs are recorded.
+            blank = _blank_batch(objective, config, devices) if records else None
+            loop.run(objective.batches(counters.step), hooks, blank)
     run.record_broken_images(devices.union(hooks.skipped))
     run.update(cost=cost(counters.step))
     if not hooks.stop_signal and (config.train.keep == "last" or counters.best is None):
@@ -255,7 +260,7 @@ def _run_training(
 
 
 def _train_state(
-    config: Config, objective: Objective, devices: Devices, compiled: bool
+    config: Config, objective: Objective, devices: Devices, compiled: bool, records: bool
 ) -> TrainState:
     """The objective on the devices, its optimizer and its EMA."""
     train, system = config.train, config.system
@@ -264,7 +269,7 @@ def _train_state(
         keep_compiled()
         graphs = system.graphs is True and devices.device.type == "cuda"
         objective.compiled.compile(mode="reduce-overhead" if graphs else None)
-    elif not train.freeze and _records(objective, config, devices):
+    elif records:
         graph_forward(objective.compiled, train.batch)
     float16 = devices.precision is torch.float16 and devices.device.type == "cuda"
     return TrainState(
@@ -276,13 +281,26 @@ def _train_state(
 
 
 def _records(objective: Objective, config: Config, devices: Devices) -> bool:
-    """Whether the passes of fused kernels are recorded as CUDA graphs."""
+    """Whether forward and backward pass are recorded as CUDA graphs."""
     model, choice = objective.model, config.system.graphs
-    if not model.fused or devices.world > 1:
+    if config.train.freeze or devices.world > 1:
         return False
+    if not model.fused:
+        # Running statistics of a ResNet would change while it is recorded.
+        plain = isinstance(model, ViT) and not model.activation_checkpointing
+        return choice is True and plain and devices.device.type == "cuda"
     # On request only, until it is measured: random numbers inside a pass, and other objectives.
     draws = model.architecture.drop_path or model.architecture.embedding_dropout
     return choice is True or (choice == "auto" and objective.compiled is model and not draws)
+
+
+def _blank_batch(objective: Objective, config: Config, devices: Devices) -> TrainingBatch:
+    pre, batch = objective.inputs.preprocessing, config.train.batch
+    shape = (batch, len(pre.mean), *pre.size)
+    return TrainingBatch(
+        images=torch.zeros(shape, dtype=torch.uint8, device=devices.device),
+        targets=torch.zeros(batch, dtype=torch.int64, device=devices.device),
+    )
 
 
 def _fuse(model: Classifier, config: Config, devices: Devices) -> None:
