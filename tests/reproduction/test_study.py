@@ -493,7 +493,11 @@ settings = {{ "model.init" = "{weights}", "data.size" = 16 }}
     (result,) = results(tmp_path / "study").values()
     assert len(result["distances"]["layers"]) == 3
     assert result["parameters"] == sum(p.numel() for p in vitrail.load(weights).parameters())
+    (planned,) = plan_paper([described(text)], scale="smoke")["mine"]["kinds"]
+    assert planned["parameters"] == result["parameters"]
+    assert result["hardware"]
     assert {"filters", "positions", "picture-1"} <= result["images"].keys()
+    assert "<h3>ViT</h3>" in (tmp_path / "study" / "mine.html").read_text()
     assert not (tmp_path / "study" / "runs").exists()
 
 
