@@ -535,7 +535,8 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
     "--scale",
     default="small",
     show_default=True,
-    help="smoke (seconds), small (minutes on one GPU), medium (hours) or full (the paper's).",
+    help="smoke (seconds), small (minutes on one GPU), medium (hours), published (the authors' "
+    "weights) or full (the paper's).",
 )
 @click.option("--plan", is_flag=True, help="Print what it would cost, and run nothing.")
 @click.option("--jobs", default=1, show_default=True, help="Runs at a time on the device.")
@@ -550,13 +551,16 @@ def paper(what: tuple[str, ...], scale: str, plan: bool, as_json: bool, **option
     without one, the experiments are listed. Results, pages and the scoreboard of claims are kept in
     a folder, which several processes and hosts can share: run the same command again to go on.
     """
-    from vitrail.reproduction import paper as paper_
-
     settings = [word for word in what if "=" in word]
     names = [word for word in what if "=" not in word]
     if not names:
-        print_result(paper_.list_experiments(), as_json, paper_.show_experiments)
-    elif plan:
+        from vitrail.reproduction.experiment import list_experiments, show_experiments
+
+        print_result(list_experiments(), as_json, show_experiments)
+        return
+    from vitrail.reproduction import paper as paper_
+
+    if plan:
         print_result(paper_.plan_paper(names, settings, scale=scale), as_json, paper_.show_plans)
     else:
         result = paper_.paper(names, settings, scale=scale, **options)

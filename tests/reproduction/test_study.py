@@ -16,8 +16,8 @@ from vitrail.console import say
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.reproduction import study as study_module
-from vitrail.reproduction.experiment import load_experiment
-from vitrail.reproduction.paper import list_experiments, paper, plan_paper
+from vitrail.reproduction.experiment import list_experiments, load_experiment
+from vitrail.reproduction.paper import paper, plan_paper
 from vitrail.reproduction.plan import plan
 from vitrail.reproduction.study import Study
 from vitrail.runs import Run, is_locked, lock_folder
