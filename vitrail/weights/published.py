@@ -7,7 +7,7 @@ Counting takes seconds for a large model, so the costs are stored in costs.json,
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -124,25 +124,31 @@ def architectures() -> dict[str, "Architecture"]:
     return named
 
 
-@cache
 def model_cost(architecture: "Architecture") -> Cost:
-    """Parameters, multiply-accumulates and tokens for one image, counted on the meta device."""
+    """Parameters, multiply-accumulates and tokens for one image."""
+    parameters, macs, tokens, width = _count_body(replace(architecture, classes=0))
+    classes = architecture.classes
+    macs += classes * width
+    return Cost(parameters + classes * (width + 1), round(macs / 1e9, 4), tokens)
+
+
+@cache
+def _count_body(architecture: "Architecture") -> tuple[int, int, int, int]:
+    """Parameters, multiply-accumulates, tokens and width of the features of a model without a head,
+    counted on the meta device."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from vitrail.model import build
+    from vitrail.model import build_meta
 
-    with torch.device("meta"), torch.no_grad():
-        model = build(architecture).eval()
-        images = torch.zeros(1, architecture.channels, *architecture.size)
-        with FlopCounterMode(display=False) as counter:
-            tokens = model.tokens(images)
-            features = model.pool_tokens(tokens)
-            if model.head is not None:
-                model.head(features)
+    model = build_meta(architecture).eval()
+    images = torch.zeros(1, architecture.channels, *architecture.size, device="meta")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        tokens = model.tokens(images)
+        features = model.pool_tokens(tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     # The counter counts a multiplication and an addition as two.
-    return Cost(parameters, round(counter.get_total_flops() / 2e9, 4), tokens.shape[1])
+    return parameters, counter.get_total_flops() // 2, tokens.shape[1], features.shape[1]
 
 
 def _write_costs() -> None:
