@@ -52,11 +52,11 @@ def test_help_and_models_do_not_import_torch():
     helps = [
         f"['{verb}', '--help']"
         for verb in (
-            *(*verbs, "fewshot", "predict", "inspect", "benchmark", "export", "serve"),
+            *(*verbs, "fewshot", "predict", "inspect", "benchmark", "export", "serve", "paper"),
             "runs",
         )
     ]
-    calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']"]
+    calls = ["['--help']", *helps, "['models']", "['config', 'finetune/folder']", "['paper']"]
     code = "import sys\nfrom vitrail.cli import main\n"
     for call in calls:
         code += f"try:\n    main({call})\nexcept SystemExit:\n    pass\n"

@@ -569,13 +569,16 @@ def paper(what: tuple[str, ...], scale: str, plan: bool, as_json: bool, **option
     without one, the experiments are listed. Results, pages and the scoreboard of claims are kept in
     a folder, which several processes and hosts can share: run the same command again to continue.
     """
-    from vitrail.reproduction import paper as paper_
-
     settings = [word for word in what if "=" in word]
     names = [word for word in what if "=" not in word]
     if not names:
-        print_result(paper_.list_experiments(), as_json, paper_.show_experiments)
-    elif plan:
+        from vitrail.reproduction.experiment import list_experiments, show_experiments
+
+        print_result(list_experiments(), as_json, show_experiments)
+        return
+    from vitrail.reproduction import paper as paper_
+
+    if plan:
         print_result(paper_.plan_paper(names, settings, scale=scale), as_json, paper_.show_plans)
     else:
         result = paper_.paper(names, settings, scale=scale, **options)

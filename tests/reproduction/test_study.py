@@ -16,8 +16,8 @@ from vitrail.console import say
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import VitrailError
 from vitrail.reproduction import study as study_module
-from vitrail.reproduction.experiment import load_experiment
-from vitrail.reproduction.paper import list_experiments, paper, plan_paper
+from vitrail.reproduction.experiment import list_experiments, load_experiment
+from vitrail.reproduction.paper import paper, plan_paper
 from vitrail.reproduction.plan import plan
 from vitrail.reproduction.study import Study
 from vitrail.runs import Run, is_locked, lock_folder
@@ -495,7 +495,11 @@ settings = {{ "model.init" = "{weights}", "data.size" = 16 }}
     (result,) = results(tmp_path / "study").values()
     assert len(result["distances"]["layers"]) == 3
     assert result["parameters"] == sum(p.numel() for p in vitrail.load(weights).parameters())
+    (planned,) = plan_paper([described(text)], scale="smoke")["mine"]["kinds"]
+    assert planned["parameters"] == result["parameters"]
+    assert result["hardware"]
     assert {"filters", "positions", "picture-1"} <= result["images"].keys()
+    assert "<h3>ViT</h3>" in (tmp_path / "study" / "mine.html").read_text()
     assert not (tmp_path / "study" / "runs").exists()
 
 

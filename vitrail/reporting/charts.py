@@ -495,7 +495,7 @@ def draw_calibration(key: str, bins: Sequence[dict[str, Any]]) -> Markup:
         return _inline(figure, key, "Accuracy by confidence")
 
 
-def draw_distances(layers: Sequence[dict[str, Any]]) -> Markup:
+def draw_distances(layers: Sequence[dict[str, Any]], key: str = "distance") -> Markup:
     """A dot for each head by layer, and a line for uniform attention."""
     if not layers:
         return Markup()
@@ -512,7 +512,7 @@ def draw_distances(layers: Sequence[dict[str, Any]]) -> Markup:
         axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
         axes.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 5, 10], integer=True))
         _name_side(axes, "layer", -1)
-        return _inline(figure, "distance", "Mean attention distance in pixels by layer")
+        return _inline(figure, key, "Mean attention distance in pixels by layer")
 
 
 def _inline(figure: Figure, key: str, words: str) -> Markup:

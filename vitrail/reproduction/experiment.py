@@ -6,13 +6,14 @@ top of a recipe. `scales.toml` holds what all experiments have in common at a sc
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from vitrail.console import print_table
 from vitrail.errors import VitrailError, did_you_mean
 
 EXPERIMENTS = Path(str(files("vitrail.reproduction"))) / "experiments"
@@ -350,18 +351,50 @@ def experiment_names() -> list[str]:
     return list(_read(_SCALES)["experiments"])
 
 
+def list_experiments() -> list[dict[str, Any]]:
+    """The experiments of the package, with their scales and claims."""
+    return [
+        {
+            "name": experiment.name,
+            "also": list(experiment.also),
+            "title": experiment.title,
+            "scales": list(experiment.scales),
+            "claims": [claim.text for claim in experiment.claims],
+        }
+        for experiment in map(load_experiment, experiment_names())
+    ]
+
+
+def show_experiments(rows: Sequence[dict[str, Any]]) -> None:
+    columns = ("name", "claims", "what", "scales")
+    print_table(
+        columns,
+        [
+            (one["name"], str(len(one["claims"])), one["title"], ", ".join(one["scales"]))
+            for one in rows
+        ],
+    )
+
+
 def load_experiment(name: str) -> Experiment:
     """An experiment by its name, by a table or figure that it covers, or from a TOML file."""
     if name.endswith(".toml"):
         return _read_experiment(Path(name))
-    known = {}
-    for one in experiment_names():
-        experiment = _read_experiment(EXPERIMENTS / f"{one}.toml")
-        known |= dict.fromkeys((one, *experiment.also), experiment)
+    known = _known_experiments()
     if name not in known:
         hint = did_you_mean(name, list(known)) or "; `vitrail paper` lists them"
         raise VitrailError(f"no experiment named '{name}'{hint}")
     return known[name]
+
+
+@cache
+def _known_experiments() -> dict[str, Experiment]:
+    """Those of the package, by all of their names."""
+    known: dict[str, Experiment] = {}
+    for name in experiment_names():
+        experiment = _read_experiment(EXPERIMENTS / f"{name}.toml")
+        known |= dict.fromkeys((name, *experiment.also), experiment)
+    return known
 
 
 @cache

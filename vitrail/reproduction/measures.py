@@ -14,7 +14,7 @@ from vitrail.benchmarking.benchmark import benchmark
 from vitrail.config import Config, load_config
 from vitrail.data.opening import open_run_data
 from vitrail.data.sheets import sample_evenly
-from vitrail.devices import choose_device
+from vitrail.devices import choose_device, setup_devices
 from vitrail.evaluation.evaluate import evaluate
 from vitrail.evaluation.fewshot import fewshot
 from vitrail.inspection.inspect_model import summarize
@@ -65,7 +65,7 @@ def measure_run(run: Run, measures: tuple[str, ...], device: str, seconds: float
         result["real"] = found["top1"]
     if "inspection" in measures:
         folder = run.folder / "inspection"
-        result |= _inspect(load(run.folder), config, folder, device)
+        result |= _inspect(load(run.folder), config, folder, choose_device(device))
     if "speed" in measures:
         speed = _speed(run.folder, (), seconds, device)
         result |= {key: speed[key] for key in ("images_per_second", "largest_batch")}
@@ -96,10 +96,12 @@ def _speed(
     return {key: value for key, value in found.items() if key != "results"}
 
 
-def _inspect(model: Classifier, config: Config, folder: Path, device: str) -> dict[str, Any]:
+def _inspect(
+    model: Classifier, config: Config, folder: Path, device: torch.device
+) -> dict[str, Any]:
     """Attention distances by layer and head, structure of the positions, and drawings."""
     data = open_run_data(config).part("test")
-    tracer = Tracer(model.to(choose_device(device)))
+    tracer = Tracer(model.to(device))
     chosen = sample_evenly(data, _INSPECTED, seed=0)
     traces = (tracer.trace(tracer.preprocess(data.image(i)), data.names[i]) for i in chosen)
     distances = mean_distances([trace.distances() for trace in traces])
@@ -199,6 +201,7 @@ def measure_model(
         )
         found |= {key: value for key, value in speed.items() if key != "results"}
     if "inspection" in measures and loaded is not None:
-        with TemporaryDirectory() as folder:
-            found |= _inspect(loaded, config, Path(folder), device)
+        with setup_devices(device, "float32") as where, TemporaryDirectory() as folder:
+            found |= {"hardware": where.hardware(), "precision": "float32"}
+            found |= _inspect(loaded, config, Path(folder), where.device)
     return found

@@ -41,6 +41,8 @@ _TITLES = {
     "images_per_second": "images/s",
     "largest_batch": "largest batch",
     "distance_growth": "growth of attention distance",
+    "head_spread_fall": "fall of its spread over heads",
+    "row_column_similarity": "similarity in rows and columns",
     "pretraining_device_days": "device-days of pre-training",
 }
 _IMAGES = {
@@ -58,7 +60,6 @@ def write_experiment(folder: Path, results: Results) -> Path:
     runs = [
         (cell, seed, result) for cell in design.cells for seed, result in results.of(cell).items()
     ]
-    first = next((result for _, _, result in runs), None)
     return write_page(
         folder / f"{experiment.name}.html",
         "experiment.html",
@@ -74,8 +75,7 @@ def write_experiment(folder: Path, results: Results) -> Path:
         table_ours=_table(results),
         chart_ours=_chart(results),
         details=_details(results),
-        images=_images(first or {}),
-        distances=draw_distances(((first or {}).get("distances") or {}).get("layers", ())),
+        inside=_inside(results),
         measure=_TITLES.get(experiment.measure, experiment.measure),
         chart_measure=_y_name(results),
         conditions=_conditions([result for _, _, result in runs]),
@@ -83,11 +83,22 @@ def write_experiment(folder: Path, results: Results) -> Path:
     )
 
 
-def _images(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Captions and data URIs of the drawings of a run."""
-    images = result.get("images", {})
-    captions = {name: _IMAGES.get(name.partition("-")[0], name) for name in images}
-    return [(captions[name], uri) for name, uri in images.items()]
+def _inside(results: Results) -> list[dict[str, Any]]:
+    """The drawings of each cell's first run that has some: captions and data URIs."""
+    rows = []
+    for number, cell in enumerate(results.design.cells):
+        drawn = (one for one in results.of(cell).values() if one.get("images"))
+        if result := next(drawn, None):
+            layers = (result.get("distances") or {}).get("layers", ())
+            images = result["images"].items()
+            rows.append(
+                {
+                    "cell": cell.name,
+                    "distances": draw_distances(layers, f"distance-{number}"),
+                    "images": [(_IMAGES.get(n.partition("-")[0], n), uri) for n, uri in images],
+                }
+            )
+    return rows
 
 
 def decisions(results: Results) -> list[Decision]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vitrail.config import parse_setting
-from vitrail.console import byte_size, duration, echo, plural, print_table, say
+from vitrail.console import byte_size, duration, echo, plural, say
 from vitrail.devices import cores
 from vitrail.errors import VitrailError
 from vitrail.files import make_folder
@@ -80,20 +80,6 @@ def plan_paper(
     """What experiments would cost at a scale: runs, data, exaFLOPs, GPU-hours and memory."""
     study = _open_study(names, settings, scale)
     return {design.experiment.name: _plan_row(plan(study, design)) for design in study.designs}
-
-
-def list_experiments() -> list[dict[str, Any]]:
-    """The experiments of the package, with their scales and claims."""
-    return [
-        {
-            "name": experiment.name,
-            "also": list(experiment.also),
-            "title": experiment.title,
-            "scales": list(experiment.scales),
-            "claims": [claim.text for claim in experiment.claims],
-        }
-        for experiment in map(load_experiment, experiment_names())
-    ]
 
 
 def _open_study(
@@ -330,17 +316,6 @@ def _claim_row(decision: Decision) -> dict[str, Any]:
         "verdict": decision.verdict or NOT_MEASURED,
         "evidence": [evidence(part, claim.measure, claim.test) for part in decision.parts],
     }
-
-
-def show_experiments(rows: Sequence[dict[str, Any]]) -> None:
-    columns = ("name", "claims", "what", "scales")
-    print_table(
-        columns,
-        [
-            (one["name"], str(len(one["claims"])), one["title"], ", ".join(one["scales"]))
-            for one in rows
-        ],
-    )
 
 
 def show_plans(plans: Mapping[str, Any]) -> None:

@@ -96,12 +96,13 @@ def _architecture(task: Task) -> Architecture:
     model, published = config.model, NAMES.get(config.model.init)
     options, classes = dict(chosen_options(model)), _classes(config)
     if published is not None:
+        classes = classes if task.train else published.classes
         options = {key: options[key] for key in ("dropout", "drop_path") if key in options}
         variant = published.variant
         options = {**published.options, **options}
     elif model.init:
         loaded = open_checkpoint(model.init, size=config.data.size).architecture
-        return replace(loaded, classes=classes)
+        return replace(loaded, classes=classes) if task.train else loaded
     elif model.variant:
         variant = model.variant
     else:
