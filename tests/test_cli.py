@@ -190,3 +190,17 @@ def test_an_offline_machine_hears_so_in_one_line(tmp_path):
     errors = [line for line in result.stderr.splitlines() if line.startswith("Error")]
     assert len(errors) == 1
     assert "cannot reach storage.googleapis.com" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["trian"], "Error: No such command 'trian'. Did you mean 'train'?"),
+        (["--foo"], "Error: No such option '--foo'; see `vitrail --help`"),
+        (["evaluate", "x"], "Error: Missing argument 'DATA'; see `vitrail evaluate --help`"),
+        (["models", "--foo"], "Error: No such option '--foo'; see `vitrail models --help`"),
+    ],
+)
+def test_a_mistake_in_the_usage_is_one_line(arguments, line):
+    result = CliRunner().invoke(main, arguments, prog_name="vitrail")
+    assert (result.exit_code, result.stderr) == (2, f"{line}\n")

@@ -24,9 +24,19 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args:  # click's help
+            return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            fail_usage(error)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            fail_usage(error)
         except click.ClickException as error:
             vars(error)["message"] = escaped(error.message)
             raise
@@ -38,6 +48,14 @@ class Commands(click.Group):
             if isinstance(error, RuntimeError) and not out_of_memory(error):
                 raise
             fail(f"out of memory ({one_line(error)}); try a smaller batch or fewer workers")
+
+
+def fail_usage(error: click.UsageError) -> NoReturn:
+    """One line, instead of click's four, with the place to look."""
+    message = error.format_message()
+    if not message.endswith("?") and error.ctx is not None:
+        message = f"{message.removesuffix('.')}; see `{error.ctx.command_path} --help`"
+    fail(message, error.exit_code)
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -73,7 +91,7 @@ def main() -> None:
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value to stdout.")
 DEVICE = click.option("--device", default="auto", help="Device: auto, cpu, cuda, cuda:1 or mps.")
 FAST = click.option(
-    "--fast", is_flag=True, help="Take the fastest form of MODEL that keeps 99% of its decisions."
+    "--fast", is_flag=True, help="Use the fastest form of MODEL that keeps 99% of its predictions."
 )
 SPLIT = click.option(
     "--split",
@@ -87,7 +105,7 @@ SETTINGS = click.argument("settings", nargs=-1, metavar="[SETTINGS]...")
 @main.command()
 @click.option("--out", default="runs/demo", show_default=True, help="Run folder.")
 def demo(out: str) -> None:
-    """Train and evaluate a ViT on digits, on a CPU, in about two minutes."""
+    """Train a small ViT on digits, on a CPU, in two minutes."""
     from vitrail.training.train import demo
 
     demo(out)
@@ -414,7 +432,7 @@ def inspect(model: str, images: tuple[str, ...], as_json: bool, **options: Any) 
 def benchmark(
     models: tuple[str, ...], sizes: str, batches: str, depths: str, as_json: bool, **options: Any
 ) -> None:
-    """Measure images per second, latency, memory and the largest batch.
+    """Measure images per second, latency, memory and largest batch.
 
     A variant such as B/16 is built with random weights; any other MODEL is loaded. Under torchrun,
     all processes together are measured, at the given --batches.
@@ -549,7 +567,7 @@ def paper(what: tuple[str, ...], scale: str, plan: bool, as_json: bool, **option
 
     NAME is an experiment (table8), a table or figure it covers (table6), a TOML file, or `all`;
     without one, the experiments are listed. Results, pages and the scoreboard of claims are kept in
-    a folder, which several processes and hosts can share: run the same command again to go on.
+    a folder, which several processes and hosts can share: run the same command again to continue.
     """
     settings = [word for word in what if "=" in word]
     names = [word for word in what if "=" not in word]

@@ -622,7 +622,9 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
     """The nearest setting; the same key in another section counts as near."""
     last = name.rpartition(".")[2]
     same = [other for other in known if other.rpartition(".")[2] == last]
-    return f"; did you mean '{same[0]}'?" if len(same) == 1 else did_you_mean(name, known)
+    if len(same) == 1:
+        return f"; did you mean '{same[0]}'?"
+    return did_you_mean(name, known) or "; `vitrail config RECIPE` lists them"
 
 
 @cache

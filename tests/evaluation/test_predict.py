@@ -270,7 +270,7 @@ def test_a_damaged_model_is_one_line(model, photos):
         (["{photos}", "--top", 0], 2, "top = 0"),
         (["{photos}", "--features", "x.csv"], 2, ".npz or .parquet"),
         (["{photos}", "--json", "--csv", "-"], 2, "both write to stdout"),
-        (["nowhere.jpg"], 1, "none of the 1 images can be read"),
+        (["nowhere.jpg"], 1, "no image could be predicted: 1 file skipped"),
         (["{photos}", "--csv", "no/such/folder/a.csv"], 1, "cannot write no/such/folder/a.csv"),
     ],
 )

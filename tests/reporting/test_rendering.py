@@ -50,7 +50,8 @@ def test_costs_have_three_digits_and_a_unit():
     ]
     assert [plain(joules(x)) for x in (9e6, 9e4, 90.0)] == ["2.5 kWh", "25 Wh", "90 J"]
     assert [plain(memory(x)) for x in (3 << 30, 310 << 20)] == ["3 GiB", "310 MiB"]
-    assert [significant(x) for x in (12_300.0, 0.00123456)] == ["12,300", "0.00123"]
+    values = (12_300.0, 0.00123456, -1e-5, -2000.0)
+    assert [significant(x) for x in values] == ["12,300", "0.00123", "−1e-05", "−2,000"]
 
 
 def test_counts_and_long_texts():

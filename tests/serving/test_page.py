@@ -87,7 +87,7 @@ def test_a_chosen_picture_gets_bars_and_an_overlay(page):
     choose(page, image(size=(400, 300)))
     looked(page)
     over = drawn(page)
-    page.click("label[for=view-picture]")
+    page.click("label[for=view-image]")
     assert drawn(page) != over
     widths = page.evaluate("() => [...document.querySelectorAll('.bar i')].map(b => b.style.width)")
     shares = [float(width.rstrip("%")) for width in widths]
@@ -151,7 +151,7 @@ def test_arrow_keys_walk_over_the_panes(page):
     page.wait_for_selector(LOOKED)
 
 
-def test_what_is_no_picture_is_told_in_a_sentence(page):
+def test_a_file_that_is_no_image_is_reported_in_a_sentence(page):
     choose(page, b"dear diary", "diary.txt", "text/plain")
     expect(page.locator("#alarm")).to_contain_text("diary.txt is not")
     expect(page.locator("#answer")).to_be_hidden()

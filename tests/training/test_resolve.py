@@ -117,6 +117,13 @@ def test_resume_finds_the_newest_unfinished_run_with_the_same_settings(capsys):
     assert "to resume" in capsys.readouterr().err
 
 
+def test_resume_without_such_a_run_starts_one_in_place_of_a_failed_one():
+    failed = begin("runs/digits-vit", "digits/vit", status="failed")
+    failed.checkpoint.unlink()
+    run = vitrail.train("digits/vit", SHORT, resume=True, device="cpu")
+    assert (run.folder, run.info()["status"]) == (Path("runs/digits-vit"), "finished")
+
+
 def test_a_run_folder_and_out_are_taken_as_they_are():
     begin("runs/photos", "photos")
     assert resolve_config("runs/photos").run_folder(None, resume=True) == (

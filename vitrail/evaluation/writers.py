@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from vitrail.console import count_progress, echo, escaped, padded, say, width_of
+from vitrail.console import count_progress, echo, escaped, padded, plural, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.predict import Files, find_images, predict
 from vitrail.files import atomic_write
@@ -61,7 +61,9 @@ def write_predictions(
             if "error" in row and not as_json:
                 say(f"skipped  {row['error']}")
     if not read:
-        raise FailureError(f"none of the {len(files.names):,} images can be read")
+        raise FailureError(
+            f"no image could be predicted: {plural(len(files.names), 'file')} skipped"
+        )
 
 
 def _printable(text: str) -> str:

@@ -112,7 +112,8 @@ def significant(value: Number) -> str:
     if not known(value):
         return NONE
     # Format `g` would write 1.23e+03 for what is more than three digits.
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+    text = f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
+    return text.replace("-", "−", 1) if value < 0 else text
 
 
 def duration(seconds: Number) -> str:

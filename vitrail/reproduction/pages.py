@@ -108,7 +108,11 @@ def decisions(results: Results) -> list[Decision]:
 def write_scoreboard(folder: Path, scale: str, all_results: Sequence[Results]) -> Path:
     """The claims of all experiments, as a page and as Markdown."""
     rows = [
-        {"experiment": results.design.experiment, **_decision_row(decision)}
+        {
+            "experiment": (experiment := results.design.experiment),
+            "has_page": (folder / f"{experiment.name}.html").exists(),
+            **_decision_row(decision),
+        }
         for results in all_results
         for decision in decisions(results)
     ]
@@ -142,7 +146,9 @@ def _markdown(scale: str, rows: Sequence[dict[str, Any]], counts: dict[str, int]
     ]
     for row in rows:
         name = row["experiment"].name
-        link = f"[{_literal(name)}]({quote(name)}.html)"
+        link = _literal(name)
+        if row["has_page"]:
+            link = f"[{link}]({quote(name)}.html)"
         evidence = "<br>".join(map(_literal, row["evidence"]))
         lines.append(f"| {link} | {_literal(row['text'])} | {row['verdict']} | {evidence} |")
     return "\n".join(lines) + "\n"
@@ -398,6 +404,8 @@ def _conditions(results: Iterable[Mapping[str, Any]]) -> list[str]:
 def _run_row(results: Results, cell: Cell, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
     value = result.get(results.design.experiment.measure)
     fraction = results.design.experiment.measure in _FRACTIONS
+    # Attention distances are those of fewer images than accuracy.
+    n = result.get("n") if fraction else (result.get("distances") or {}).get("n")
     return {
         "cell": cell.name,
         "seed": seed,
@@ -406,7 +414,7 @@ def _run_row(results: Results, cell: Cell, seed: int, result: Mapping[str, Any])
         else f"{100 * value:.2f}%"
         if fraction
         else significant(value),
-        "n": result.get("n"),
+        "n": n,
         "exaflops": result.get("exaflops"),
         "seconds": result.get("seconds"),
         "command": result.get("command", ""),

@@ -18,6 +18,7 @@ from vitrail.console import byte_size, duration, echo, plural, say
 from vitrail.devices import cores
 from vitrail.errors import VitrailError
 from vitrail.files import make_folder
+from vitrail.reporting.rendering import significant
 from vitrail.reproduction.claims import Decision, Results, names_of_best
 from vitrail.reproduction.experiment import (
     Design,
@@ -51,7 +52,7 @@ def paper(
 ) -> dict[str, Any]:
     """Runs experiments of the paper at a scale, and writes their pages and the scoreboard.
 
-    What is done is not run again: the same command goes on where it stopped. Several processes,
+    What is done is not run again: the same command continues where it stopped. Several processes,
     also on several hosts, can share the folder `out`. After `minutes`, no further run is started.
     """
     if jobs < 1 or not minutes >= 0:
@@ -175,7 +176,7 @@ def _run(study: Study, jobs: int, minutes: float) -> None:
         for helper in helpers:
             helper.terminate()
     if not finished:
-        say(f"stopped after {duration(time.monotonic() - began)}; the same command goes on")
+        say(f"stopped after {duration(time.monotonic() - began)}; the same command continues")
 
 
 def _help(
@@ -276,7 +277,7 @@ def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
     for name, row in plans.items():
         lines.append(
             f"{name}: {plural(row['runs'], 'run')}, {row['exaflops']:,.4g} exaFLOPs, "
-            f"{row['gpu_hours']:,.3g} GPU-hours"
+            f"{significant(row['gpu_hours'])} GPU-hours"
         )
         for kind in row["kinds"]:
             size = f"{kind['parameters'] / 1e6:,.1f} M parameters"
@@ -288,7 +289,7 @@ def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"  {kind['runs']} × {kind['recipe']}  {data} ({images})  "
                 f"{size}  {kind['exaflops']:,.4g} exaFLOPs  "
-                f"{kind['gpu_hours']:,.3g} GPU-hours  "
+                f"{significant(kind['gpu_hours'])} GPU-hours  "
                 f"{byte_size(kind['state_bytes'])} for weights and optimizer"
             )
     return lines

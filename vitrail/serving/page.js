@@ -29,12 +29,12 @@ const sentence = (line) => line.replace(/^[a-z]+(?=[ ,])/, (word) => word[0].toU
 
 function upload(path, parameters = {}) {
   const form = new FormData();
-  form.append("file", state.file, state.file.name || "the pasted picture");
+  form.append("file", state.file, state.file.name || "the pasted image");
   const query = new URLSearchParams({ model: state.model.name, ...parameters });
   return request(`${path}?${query}`, { method: "POST", body: form }).then((response) => response.json());
 }
 
-// One picture: its prediction, then its attention maps.
+// One image: its prediction, then its attention maps.
 
 async function classify(file, credit = "") {
   const turn = ++state.turn;
@@ -100,7 +100,7 @@ function element(tag, name, text = "") {
 
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 2 : 1)}%`;
 
-// The canvas: the picture, and over it the attention map of a layer and head, or of all layers.
+// The canvas: the image, and over it the attention map of a layer and head, or of all layers.
 
 const view = () => document.querySelector("input[name=view]:checked").value;
 const layer = () => Number($("layer").value) - 1;
@@ -108,7 +108,7 @@ const head = () => document.querySelector("input[name=head]:checked")?.value ?? 
 const key = () => (view() === "rollout" ? "rollout" : `${layer()} ${head()}`);
 
 function current() {
-  if (view() === "picture" || !state.maps) return null;
+  if (view() === "image" || !state.maps) return null;
   if (state.patch !== null) return state.patchMaps.get(key())?.[state.patch] ?? null;
   if (view() === "rollout") return state.maps.find((map) => map.layer === null);
   const heads = state.maps.filter((map) => map.layer === layer());
@@ -136,7 +136,7 @@ function draw() {
   if (map && state.patch !== null) outlinePatch(pen, map.grid, cropBox(canvas));
   canvas.dataset.map = map ? [key(), state.patch ?? "answer"].join(" ") : "";
   $("caption").textContent = caption(map);
-  canvas.setAttribute("aria-label", `The picture. ${$("caption").textContent} Use the arrow keys to select a patch.`);
+  canvas.setAttribute("aria-label", `The image. ${$("caption").textContent} Use the arrow keys to select a patch.`);
 }
 
 function fit(canvas, frame) {
@@ -228,7 +228,7 @@ function outlinePatch(pen, [rows, columns], box) {
 }
 
 function caption(map) {
-  if (view() === "picture" || !state.maps) return "";
+  if (view() === "image" || !state.maps) return "";
   const where = view() === "rollout" ? "All layers combined" : `Layer ${layer() + 1}, ${head() === "mean" ? "mean of its heads" : `head ${Number(head()) + 1}`}`;
   if (state.patch === null) return `${where}: what the prediction attends to.`;
   const columns = state.maps[0].grid[1];
@@ -240,7 +240,7 @@ function caption(map) {
 
 let timer = 0;
 function selectPatch(patch) {
-  if (!state.maps || !state.model.patches || view() === "picture") return;
+  if (!state.maps || !state.model.patches || view() === "image") return;
   if (patch === state.patch) return;
   state.patch = patch;
   if (patch !== null && !state.patchMaps.has(key())) {
@@ -358,7 +358,7 @@ document.addEventListener("drop", (event) => {
 });
 addEventListener("resize", () => { if (state.bitmap) draw(); });
 
-// The stained-glass window that is shown before any picture.
+// The stained-glass window that is shown before any image.
 
 function glassArt() {
   const art = $("glass"), across = 9, down = 11, width = 520, height = 600;
@@ -403,8 +403,8 @@ function useModel(model) {
 async function start() {
   const local = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   $("promise").textContent = local
-    ? "Your picture stays on this machine and is not stored."
-    : `Your picture is sent only to ${location.host}, where the model runs, and is not stored.`;
+    ? "Your image stays on this machine and is not stored."
+    : `Your image is sent only to ${location.host}, where the model runs, and is not stored.`;
   try {
     state.models = (await (await request("/models")).json()).models;
     $("model").replaceChildren(...state.models.map((model) => new Option(model.name)));

@@ -71,6 +71,7 @@ def train(
     """Pre-train or fine-tune as a recipe says, or on a FOLDER; the run folder holds the result."""
     resolved = resolve_config(what, settings)
     folder, numbered = resolved.run_folder(out, resume)
+    resume = resume and not numbered  # a new folder has nothing to resume
     run = Run(folder)
     if resume and run.info().get("status") == "finished":
         if not resolved.config.train.hyperrule:  # whose settings depend on the data

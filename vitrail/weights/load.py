@@ -169,7 +169,7 @@ def resolve(source: str | Path) -> tuple[Path, Published | None]:
         return fetch(published.source), published
     if source.startswith(("hub:", "https://", "http://")):
         return fetch(source), None
-    hint = did_you_mean(source, list(NAMES))
+    hint = did_you_mean(source, list(NAMES)) or "; `vitrail models` lists the names"
     raise VitrailError(f"'{source}' is neither a file nor a published name{hint}")
 
 
