@@ -251,7 +251,8 @@ class System:
     third more compute."""
     microbatch: int = 0
     """Images per process and forward pass; gradients are accumulated over the rest of the batch. 0
-    starts with the whole share and halves it after each out-of-memory error."""
+    starts with the whole share and halves it after each out-of-memory error, on a CPU until a third
+    of the memory is enough."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp) or shard it (fsdp, FSDP2)."""
     workers: int = -1

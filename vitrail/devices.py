@@ -180,6 +180,14 @@ def available_memory() -> int:
     return max(0, min(limits))
 
 
+def total_memory() -> int:
+    """Bytes of main memory, within the limit of a container."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError, ValueError):
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)
+
+
 def processor() -> str:
     """The processor's name."""
     cpuinfo = Path("/proc/cpuinfo")

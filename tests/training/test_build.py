@@ -4,13 +4,14 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.config import load_config
+from vitrail.config import load_config, with_settings
 from vitrail.data.opening import open_run_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.devices import Devices
 from vitrail.errors import VitrailError
 from vitrail.runs import Run
-from vitrail.training.build import build_model
+from vitrail.training import build as build_module
+from vitrail.training.build import activation_bytes, build_model, choose_microbatch
 from vitrail.training.objectives.classification import Classification
 from vitrail.training.train import _records, train_config
 
@@ -119,3 +120,44 @@ def test_what_is_recorded(variant, fused, setting, rate, world, recorded):
     model.fused = fused
     devices = Devices(torch.device("cuda"), torch.bfloat16, world=world)
     assert _records(Classification(model, 10), config, devices) == recorded
+
+
+@pytest.mark.parametrize("variant", ["Ti/4", "R26x1", "R26+S/32", "ResNet18"])
+def test_activations_are_counted_before_there_are_any(variant):
+    model = vitrail.create(variant, size=64, classes=10)
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    weights = {x.untyped_storage().data_ptr() for x in model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = model.eval()(torch.randn(1, 3, 64, 64))
+    real = sum(x.untyped_storage().nbytes() for at, x in saved.items() if at not in weights)
+    assert outputs.requires_grad
+    # The attention of the CPU saves less than the formula.
+    assert 0.95 * real < activation_bytes(model) < 4 * real
+
+
+def test_batches_on_a_cpu_fit_into_memory(monkeypatch, tmp_path):
+    config = load_config(
+        None,
+        [
+            *SHORT,
+            "model.variant=Ti/4",
+            *(f"model.{k}={v}" for k, v in SHAPE.items() if k != "hidden"),
+        ],
+    )
+    model = build_model(config, DIGITS)
+    cpu = Devices(torch.device("cpu"), torch.float32)
+    assert choose_microbatch(config, model, cpu) == 0
+    whole = train_config(config, tmp_path / "whole")
+    monkeypatch.setattr(build_module, "total_memory", lambda: 9 * activation_bytes(model))
+    assert choose_microbatch(config, model, cpu) == 2
+    assert choose_microbatch(with_settings(config, {"system.microbatch": 5}), model, cpu) == 5
+    assert choose_microbatch(config, model, Devices(torch.device("cuda"), torch.bfloat16)) == 0
+    parts = train_config(config, tmp_path / "parts")
+    assert "computing 2 of 8 images at a time" in (tmp_path / "parts" / "log.txt").read_text()
+    for name, tensor in vitrail.load(whole.folder).state_dict().items():
+        torch.testing.assert_close(vitrail.load(parts.folder).state_dict()[name], tensor)

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from vitrail import config
 from vitrail.config import Config, build_config, set_value, to_flat
@@ -13,8 +15,9 @@ from vitrail.console import say
 from vitrail.data.dataset import Source, Splits
 from vitrail.data.opening import in_catalog, same_data
 from vitrail.data.preprocessing import Preprocessing
+from vitrail.devices import Devices, total_memory
 from vitrail.errors import VitrailError
-from vitrail.model import Classifier, create, parse_variant
+from vitrail.model import Classifier, build_meta, create, parse_variant
 from vitrail.model.classifier import as_size
 from vitrail.model.variants import variant_name
 from vitrail.training.optim import Schedule, hyperrule
@@ -131,6 +134,39 @@ def _preprocessing(of_weights: Any, data: config.Data) -> Preprocessing:
             crop = _CROP
     short_side = round(min(size) / crop) if crop else 0
     return replace(known or Preprocessing(), size=size, short_side=short_side)
+
+
+def choose_microbatch(config: Config, model: Classifier, devices: Devices) -> int:
+    """Images per forward pass: as set, or the whole share (0), which a GPU out of memory halves.
+
+    A process that runs out of main memory is killed without an error, so on a CPU the share is
+    halved until its activations fit into a third of the memory.
+    """
+    chosen, share = config.system.microbatch, config.train.batch // devices.world
+    if chosen or config.train.freeze or devices.device.type != "cpu":
+        return chosen
+    most = total_memory() // (3 * devices.world * activation_bytes(model))
+    while share > max(1, most):
+        share = chosen = share // 2
+    return chosen
+
+
+def activation_bytes(model: Classifier) -> int:
+    """What the backward pass of one image needs of the forward pass, in float32."""
+    meta = build_meta(model.architecture).eval()
+    meta.activation_checkpointing = model.activation_checkpointing
+    kept = {p.untyped_storage()._cdata: 0 for p in meta.parameters()}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept.setdefault(storage._cdata, storage.nbytes())
+        return tensor
+
+    shape = (1, model.architecture.channels, *model.architecture.size)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        outputs = meta(torch.zeros(shape, device="meta"))  # keeps what was counted
+    del outputs
+    return max(1, sum(kept.values()))
 
 
 def apply_hyperrule(settings: Config, data: Splits) -> Config:

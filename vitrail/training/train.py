@@ -39,7 +39,12 @@ from vitrail.model import Classifier, build_meta
 from vitrail.model.vit import ViT
 from vitrail.runs import Run
 from vitrail.training import checkpoint
-from vitrail.training.build import apply_hyperrule, build_model, build_schedule
+from vitrail.training.build import (
+    apply_hyperrule,
+    build_model,
+    build_schedule,
+    choose_microbatch,
+)
 from vitrail.training.checkpoint import Counters, TrainState
 from vitrail.training.cost import plan_compilation, start_meter, total_cost
 from vitrail.training.fewshot import FewshotData, build_probe, open_fewshot_data
@@ -217,7 +222,7 @@ def _run_training(
         batch=config.train.batch,
         clip=config.optim.clip,
         seed=config.seed,
-        microbatch=config.system.microbatch,
+        microbatch=_microbatch(config, model, devices, run),
     )
 
     def cost(step: int) -> dict[str, Any]:
@@ -258,6 +263,13 @@ def _run_training(
         with state.averaged():
             hooks.save_model(run.weights)
     return counters, hooks.stop_signal
+
+
+def _microbatch(config: Config, model: Classifier, devices: Devices, run: Run) -> int:
+    chosen = choose_microbatch(config, model, devices)
+    if chosen != config.system.microbatch:
+        run.say(f"memory   computing {chosen:,} of {config.train.batch:,} images at a time")
+    return chosen
 
 
 def _train_state(
