@@ -117,17 +117,20 @@ def test_a_run_that_failed_before_its_first_checkpoint_is_in_nobodys_way(run):
         create(run.folder, load_config(), {}, resume=False)
 
 
-def test_only_one_process_trains_in_a_folder(tmp_path):
-    folder = tmp_path / "run"
+def test_only_one_process_trains_in_a_folder(run):
+    folder = run.folder
+    assert run.summary()["status"] == "running"  # by a version without locks, as far as is known
     code = "import sys; from pathlib import Path; from vitrail.runs import lock_folder\n"
     code += "with lock_folder(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", code, str(folder)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(VitrailError, match=r"another process is training in .*run right now"):
+        with pytest.raises(VitrailError, match=r"another process is training in .*one right now"):
             lock_folder(folder).__enter__()
+        assert run.summary()["status"] == "running"
         other.kill()
         other.wait()
+        assert run.summary()["status"] == "interrupted"
         with lock_folder(folder):  # what is killed holds nothing
             pass
 

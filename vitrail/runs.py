@@ -48,6 +48,7 @@ from vitrail.files import (
     write_text,
 )
 
+_LOCK = ".lock"
 _KEPT = "weights"
 _MAX_NAME = 120
 _MAX_TITLE = 40
@@ -179,13 +180,20 @@ class Run:
         accuracy = f" ({100 * top1:.2f}%)" if top1 is not None else ""
         return f"{'an' if status[0] in 'aeiou' else 'a'} {status} run{accuracy}"
 
+    def _status(self) -> str:
+        """What run.json says, unless the process was killed before it could change that."""
+        status = self.info().get("status", "")
+        if status == "running" and (self.folder / _LOCK).exists() and not is_locked(self.folder):
+            return "interrupted"
+        return status
+
     def summary(self) -> dict[str, Any]:
         """A row of `vitrail runs`."""
         info = self.info()
         top1, split, n = self.score()
         return {
             "run": str(self.folder),
-            "status": info.get("status", ""),
+            "status": self._status(),
             "top1": top1,
             "n": n,
             "split": split if top1 is not None else "",
@@ -289,7 +297,7 @@ def lock_folder(folder: Path) -> Iterator[Path]:
     except ImportError:  # Windows
         yield folder
         return
-    path = folder / ".lock"
+    path = folder / _LOCK
     with write_errors(path):
         file = path.open("a")
     with file:
