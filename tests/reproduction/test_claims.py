@@ -35,7 +35,7 @@ def results(values, *, columns=(), **options) -> Results:
 
 
 def claim(test, **options) -> Claim:
-    return Claim(text="", paper="", test=test, **options)
+    return Claim(text="", paper="", test=test, **{"measure": "top1", **options})
 
 
 def verdict(test, found, **options):
@@ -63,7 +63,7 @@ def test_nothing_is_decided_before_everything_is_measured():
     decision = decide(claim("above", pairs=(("a", "c"), ("a", "b"))), found)
     assert decision.verdict is None
     assert [part.estimate is None for part in decision.parts] == [False, True]
-    assert evidence(decision.parts[1]) == "a − b: not measured"
+    assert evidence(decision.parts[1], decision.claim) == "a − b: not measured"
 
 
 def test_seeds_that_are_missing_leave_a_claim_open():
@@ -72,7 +72,7 @@ def test_seeds_that_are_missing_leave_a_claim_open():
     decision = decide(claim("above", pairs=(("a", "b"),)), found)
     assert decision.verdict is None
     assert decision.parts[0].estimate.verdict == "held"
-    assert evidence(decision.parts[0]).endswith("n = 2; some runs are missing")
+    assert evidence(decision.parts[0], decision.claim).endswith("n = 2; some runs are missing")
 
 
 def test_the_best_column_is_not_chosen_before_all_are_there():
@@ -227,9 +227,9 @@ def test_what_does_not_depend_on_the_seed_is_counted():
 
 def test_the_measure_of_an_experiment_may_be_exact():
     found = results({"a": [{"gmacs": 2.0}], "b": [{"gmacs": 1.0}]}, measure="gmacs")
-    assert verdict("above", found, pairs=(("a", "b"),)) == "held"
-    assert verdict("within", found, pairs=(("a", "b"),), margin=1.5) == "held"
-    assert verdict("within", found, pairs=(("a", "b"),), margin=0.5) == "not held"
+    assert verdict("above", found, pairs=(("a", "b"),), measure="gmacs") == "held"
+    assert verdict("within", found, pairs=(("a", "b"),), measure="gmacs", margin=1.5) == "held"
+    assert verdict("within", found, pairs=(("a", "b"),), measure="gmacs", margin=0.5) == "not held"
 
 
 def test_a_measure_can_be_tested_by_itself():
@@ -245,21 +245,45 @@ def test_figures_of_the_paper_are_matched_up_to_a_relative_margin():
     assert decide(near, found).verdict == "held"
     far = claim("near", expected=expected, margin=0.001, measure="parameters")
     assert decide(far, found).verdict == "not held"
-    assert evidence(decide(near, found).parts[0], test="near") == "a: +0.58%"
+    assert evidence(decide(near, found).parts[0], near) == "a: +0.58%"
 
 
 def test_evidence_says_how_sure_it_is():
     found = results({"a": [0.52, 0.70, 0.92], "b": [0.50, 0.71, 0.91]})
-    (part,) = decide(claim("above", pairs=(("a", "b"),)), found).parts
-    text = evidence(part)
+    above = claim("above", pairs=(("a", "b"),))
+    text = evidence(decide(above, found).parts[0], above)
     assert text.startswith("a − b: +0.67 points (−3.13 to +4.46), n = 3; about ")
     assert text.endswith(" seeds would decide it")
 
 
+def test_evidence_has_the_unit_of_its_measure():
+    found = results({"a": [{"growth": 0.0123}]}, train=False, measure="gmacs")
+    growth = claim("positive", measure="growth")
+    assert evidence(decide(growth, found).parts[0], growth) == "a: +0.0123"
+    points = claim("positive", measure="top1")
+    found = results({"a": [0.51, 0.52, 0.53], "b": [0.5099, 0.52, 0.53]})
+    above = claim("above", pairs=(("a", "b"),))
+    assert evidence(decide(above, found).parts[0], points).startswith("a − b: +0.00 points (−0.01")
+
+
+def test_claims_are_about_the_measure_of_the_experiment():
+    experiment = Experiment(
+        **SHAPE,
+        rows=(Arm(name="a"),),
+        measure="gmacs",
+        claims=(claim("positive", measure=""), claim("positive", measure="parameters")),
+        scales={"smoke": Scale(recipe="digits/vit")},
+    )
+    assert [one.measure for one in experiment.at("smoke").claims] == ["gmacs", "parameters"]
+
+
 def test_evidence_of_equality_has_the_interval_that_decides():
     found = results({"a": [0.52, 0.70, 0.92], "b": [0.50, 0.71, 0.91]})
-    (part,) = decide(claim("within", pairs=(("a", "b"),), margin=0.5), found).parts
-    assert evidence(part, test="within") == "a − b: +0.67 points (90%: −1.91 to +3.24), n = 3"
+    within = claim("within", pairs=(("a", "b"),), margin=0.5)
+    assert (
+        evidence(decide(within, found).parts[0], within)
+        == "a − b: +0.67 points (90%: −1.91 to +3.24), n = 3"
+    )
 
 
 @pytest.mark.parametrize(

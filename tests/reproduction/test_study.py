@@ -492,6 +492,7 @@ settings = {{ "model.init" = "{weights}", "data.size" = 16 }}
     (experiment,) = run(described(text), tmp_path / "study")["experiments"]
     # There are no other seeds to wait for.
     assert experiment["claims"][0]["verdict"] == "not held"
+    assert "points" not in experiment["claims"][0]["evidence"][0]
     (result,) = results(tmp_path / "study").values()
     assert len(result["distances"]["layers"]) == 3
     assert result["parameters"] == sum(p.numel() for p in vitrail.load(weights).parameters())

@@ -162,8 +162,7 @@ def _decided(
     found = list(values)
     if not found:
         return None
-    experiment = results.design.experiment
-    if not experiment.train or (claim.measure or experiment.measure) in _WITHOUT_SEED:
+    if not results.design.experiment.train or claim.measure in _WITHOUT_SEED:
         value = fmean(found)
         return exact(value, decide_by([value, value]).verdict == "held")
     return decide_by(found)

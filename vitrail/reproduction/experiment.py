@@ -70,7 +70,7 @@ class Claim:
     """Figures of the paper by cell."""
     margin: float = 0.0
     measure: str = ""
-    """Another measure than the experiment's."""
+    """Empty: the experiment's."""
     scales: tuple[str, ...] = ()
     """Where the results can decide it; empty: at every scale."""
 
@@ -178,7 +178,11 @@ class Experiment:
             scale=merged,
             rows=own.rows or self.rows,
             columns=own.columns or self.columns or (Arm(name=""),),
-            claims=tuple(c for c in self.claims if name in (c.scales or (name,))),
+            claims=tuple(
+                replace(claim, measure=claim.measure or own_measure)
+                for claim in self.claims
+                if name in (claim.scales or (name,))
+            ),
         )
         _check_arms(design)
         _check_axis(design)

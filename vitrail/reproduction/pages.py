@@ -19,7 +19,7 @@ from vitrail.reporting.charts import (
 )
 from vitrail.reporting.rendering import duration, operations, significant, write_page
 from vitrail.reproduction.claims import Decision, Part, Results, decide
-from vitrail.reproduction.experiment import Arm, Cell, Point, known_measures
+from vitrail.reproduction.experiment import Arm, Cell, Claim, Point, known_measures
 from vitrail.reproduction.significance import ALPHA
 
 _TEMPLATES = "vitrail.reproduction"
@@ -164,31 +164,31 @@ def _literal(text: str) -> str:
 
 def _decision_row(decision: Decision) -> dict[str, Any]:
     claim = decision.claim
-    measure = claim.measure
     verdict = decision.verdict or NOT_MEASURED
     return {
         "text": claim.text,
         "paper": claim.paper,
         "verdict": verdict,
         "css": verdict.replace(" ", "-"),
-        "evidence": [evidence(part, measure, claim.test) for part in decision.parts],
+        "evidence": [evidence(part, claim) for part in decision.parts],
     }
 
 
-def evidence(part: Part, measure: str = "", test: str = "") -> str:
+def evidence(part: Part, claim: Claim) -> str:
     """`class − mean: +0.31 points (95% interval −0.10 to 0.72), n = 5`."""
     found = part.estimate
     if found is None:
         return f"{part.name}: {NOT_MEASURED}"
     scale, unit = 1.0, ""
-    if test == "near":
+    if claim.test == "near":
         scale, unit = 100.0, "%"
-    elif measure in ("", *_FRACTIONS):
+    elif claim.measure in _FRACTIONS:
         scale, unit = 100.0, " points"
-    text = f"{part.name}: {_signed(scale * found.mean)}{unit}"
+    text = f"{part.name}: {_signed(scale * found.mean, unit)}{unit}"
     if found.low is not None and found.high is not None:
         coverage = "90%: " if found.coverage < 1 - ALPHA else ""
-        text += f" ({coverage}{_signed(scale * found.low)} to {_signed(scale * found.high)})"
+        low, high = (_signed(scale * end, unit) for end in (found.low, found.high))
+        text += f" ({coverage}{low} to {high})"
         text += f", n = {found.n}"
     elif found.n == 1 and found.verdict == "undecided":
         text += ", one seed"
@@ -199,8 +199,9 @@ def evidence(part: Part, measure: str = "", test: str = "") -> str:
     return text
 
 
-def _signed(value: float) -> str:
-    places = 2 if 0.1 <= abs(value) < 1000 or not value else 0 if abs(value) >= 1000 else 4
+def _signed(value: float, unit: str = "") -> str:
+    small = 2 if unit or not value else 4
+    places = small if abs(value) < 0.1 else 2 if abs(value) < 1000 else 0
     return f"{value:+,.{places}f}".replace("-", "−")
 
 

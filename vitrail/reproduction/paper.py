@@ -314,7 +314,7 @@ def _claim_row(decision: Decision) -> dict[str, Any]:
     return {
         "claim": claim.text,
         "verdict": decision.verdict or NOT_MEASURED,
-        "evidence": [evidence(part, claim.measure, claim.test) for part in decision.parts],
+        "evidence": [evidence(part, claim) for part in decision.parts],
     }
 
 
