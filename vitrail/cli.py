@@ -105,7 +105,7 @@ SETTINGS = click.argument("settings", nargs=-1, metavar="[SETTINGS]...")
 @main.command()
 @click.option("--out", default="runs/demo", show_default=True, help="Run folder.")
 def demo(out: str) -> None:
-    """Train a small ViT on digits, on a CPU, in two minutes."""
+    """Train a ViT on digits, on a CPU, in about two minutes."""
     from vitrail.training.train import demo
 
     demo(out)
