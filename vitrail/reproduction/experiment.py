@@ -295,7 +295,7 @@ _MEASURED_BY: Mapping[str, str] = {
     "images_per_second": "speed",
     "largest_batch": "speed",
 }
-"""Figures that have to be asked for in `measures`."""
+"""Figures that need an entry in `measures`."""
 _OF_ALL = ("parameters", "gmacs")
 _OF_TRAINED = (
     *("top1", "val_top1", "exaflops", "compute", "device_days", "pretraining_device_days"),
@@ -305,8 +305,8 @@ _OF_TRAINED = (
 
 def known_measures(experiment: Experiment) -> list[str]:
     """The figures that the results of an experiment have."""
-    asked = [name for name, by in _MEASURED_BY.items() if by in experiment.measures]
-    return [*(_OF_TRAINED if experiment.train else ()), *_OF_ALL, *asked]
+    listed = [name for name, by in _MEASURED_BY.items() if by in experiment.measures]
+    return [*(_OF_TRAINED if experiment.train else ()), *_OF_ALL, *listed]
 
 
 def _check_measures(design: Design) -> None:
