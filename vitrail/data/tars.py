@@ -34,7 +34,7 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _BEGINNING = 1 << 16
 """Bytes of a shard that are hashed, to detect changes."""
 _OPEN_FILES = 64
-_TRIES = 3
+_TRIES = 30
 """Downloads of a shard that other processes keep deleting."""
 
 
