@@ -85,7 +85,9 @@ def write_experiment(folder: Path, results: Results) -> Path:
 
 def _inside(results: Results) -> list[dict[str, Any]]:
     """The drawings of each cell's first run that has some: captions and data URIs."""
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if "inspection" not in results.design.experiment.measures:
+        return rows  # another experiment has some of the same runs
     for number, cell in enumerate(results.design.cells):
         drawn = (one for one in results.of(cell).values() if one.get("images"))
         if result := next(drawn, None):
