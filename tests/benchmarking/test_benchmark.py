@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 import vitrail
 from tests.models import small
 from vitrail.benchmarking import measure
-from vitrail.benchmarking.benchmark import GIB, BenchmarkOptions, benchmark, free_gib, show
+from vitrail.benchmarking.benchmark import GIB, BenchmarkOptions, benchmark, show
 from vitrail.benchmarking.measure import (
     MAX_BATCH,
     Timing,
@@ -25,7 +25,7 @@ from vitrail.benchmarking.measure import (
     time_batches,
 )
 from vitrail.benchmarking.peers import compare_with_timm, timm_name
-from vitrail.devices import Devices
+from vitrail.devices import Devices, available_memory
 from vitrail.errors import FailureError, VitrailError
 from vitrail.model.variants import NAMED, parse_variant, variant_name
 
@@ -372,7 +372,7 @@ def test_a_batch_beyond_the_budget_is_refused_before_it_is_tried(monkeypatch):
 
 
 def test_the_budget_is_half_of_what_is_free_or_what_is_given(weights):
-    assert 0 < free_gib() < 4096
+    assert 0 < available_memory() < 4096 * GIB
     result = benchmark([weights], device="cpu", batches=(1,), seconds=0.1, memory=2.0)
     assert result["memory_budget_bytes"] == 2 * GIB
     assert [one["batch"] for one in result["batches"]] == [1]

@@ -19,7 +19,7 @@ from vitrail.benchmarking.measure import (
 )
 from vitrail.benchmarking.peers import compare_with_timm
 from vitrail.console import count_progress, echo, print_table
-from vitrail.devices import Devices, peak_memory, reset_peak, setup_devices
+from vitrail.devices import Devices, available_memory, peak_memory, reset_peak, setup_devices
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
 from vitrail.model.variants import parse_variant, variant_name
@@ -27,8 +27,6 @@ from vitrail.weights.load import load
 from vitrail.weights.published import model_cost
 
 GIB = 1 << 30
-_ASSUMED_FREE_GIB = 8.0
-"""Where the system does not report free memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ def benchmark(models: Sequence[str | Path], **options: Any) -> dict[str, Any]:
     settings = BenchmarkOptions(**options)
     if not models:
         raise VitrailError("no model to measure; name a variant such as B/16, or any MODEL")
-    settings = replace(settings, memory=settings.memory or free_gib() / 2)
+    settings = replace(settings, memory=settings.memory or available_memory() / GIB / 2)
     with setup_devices(settings.device, settings.precision) as where:
         if where.world > 1 and not settings.batches:
             raise VitrailError("several processes need --batches, e.g. --batches 256")
@@ -177,16 +175,6 @@ def _is_variant(model: str) -> bool:
     except VitrailError:
         return False
     return True
-
-
-def free_gib() -> float:
-    """Free memory of the machine."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    free = next((line for line in lines if line.startswith("MemAvailable:")), "")
-    return int(free.split()[1]) / 2**20 if free else _ASSUMED_FREE_GIB
 
 
 def show(result: dict[str, Any]) -> None:
