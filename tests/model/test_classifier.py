@@ -54,8 +54,8 @@ def test_a_new_head_starts_at_zero_and_is_part_of_the_architecture(kind):
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_attention_is_a_distribution_over_all_tokens(kind):
-    model = small(kind, size=(64, 96))
-    images = torch.randn(2, 3, 64, 96)
+    model = small(kind, size=(32, 64))
+    images = torch.randn(2, 3, 32, 64)
     if not model.attention_layers():
         with pytest.raises(vitrail.VitrailError, match="no attention layers"):
             model.attention(images)

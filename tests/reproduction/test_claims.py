@@ -131,7 +131,7 @@ def lines():
     }  # fmt: skip
     rows = tuple(Arm(name=name, lines=(name[0],)) for name in points)
     scale = Scale(seeds=2, recipe="digits/vit")
-    experiment = Experiment(**SHAPE, rows=rows, x="gmacs", form="chart", scales={"smoke": scale})
+    experiment = Experiment(**SHAPE, rows=rows, x=("gmacs",), form="chart", scales={"smoke": scale})
     by_cell = {
         name: {
             seed: {"gmacs": x, "top1": y + noise}

@@ -99,6 +99,15 @@ def test_a_further_stage_has_the_settings_of_the_scale_alone():
     assert second.settings["data.subset"] == 256
 
 
+def test_without_a_recipe_weights_start_the_further_stage():
+    design = load_experiment("figure2").at("published")
+    (stage,) = design.stages(design.cells[2])
+    assert stage.recipe == "vtab/vit"
+    assert stage.settings["model.init"] == "L/16-in21k"
+    assert stage.settings["data.source"] == "vtab/dtd"
+    assert stage.settings["train.steps"] == 2500
+
+
 def test_rows_stand_for_the_mean_of_their_columns():
     design = load_experiment("figure2").at("smoke")
     (point,) = design.select("larger ViT")
@@ -149,7 +158,7 @@ def test_mistakes_are_named(tmp_path, text, message):
         ("rows = ", 'columns = [{ name = "few", x = 0 }]\nrows = ', "x = 0 of 'few'"),
         ("rows = ", 'measure = "topp1"\nrows = ', "did you mean 'top1'"),
         ("rows = ", 'measure = "fewshot"\nrows = ', 'add measures = ["fewshot"]'),
-        ("rows = ", 'x = "gmac"\nrows = ', "did you mean 'gmacs'"),
+        ("rows = ", 'x = ["gmac"]\nrows = ', "did you mean 'gmacs'"),
         ("[scales.smoke]", "[scales.smoke]\nseeds = -1", "scales.smoke.seeds = -1"),
         ("rows = ", 'train = false\nmeasures = ["fewshot"]\nrows = ', "trains nothing to measure"),
         ("[scales.smoke]", '[scales.smoke]\ntrain = false\nmeasures = ["real"]', "trains nothing"),
@@ -163,6 +172,13 @@ def test_cells_that_make_no_sense_are_errors(tmp_path, before, after, message):
         load_experiment(str(path)).at("smoke")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_row_needs_a_recipe(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(SMALLEST.replace("smoke", "published"))
+    with pytest.raises(VitrailError, match="'a' has no recipe at the scale published"):
+        load_experiment(str(path)).at("published")
 
 
 def test_the_scoreboard_keeps_its_name(tmp_path):

@@ -5,6 +5,7 @@ import multiprocessing
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -207,12 +208,15 @@ def test_what_would_start_from_a_run_that_diverged_has_no_figure(described, tmp_
     assert messages == {"the stage before it diverged"}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"status": "finished"}'])
-def test_a_damaged_result_is_measured_again(text, described, tmp_path):
+def test_a_damaged_result_is_measured_again(described, tmp_path):
     run(described(), tmp_path)
     before = results(tmp_path)
     path = next((tmp_path / "results").iterdir())
-    path.write_text(text)
+    for text in ("", "[]", '{"a": 1}', '{"status": "finished"}', "{"):
+        path.write_text(text)
+        study = Study([load_experiment(described()).at("smoke")], tmp_path)
+        (task,) = (one for one in study.tasks_of(study.designs[0]) if one.key == path.stem)
+        assert study.result(task) is None
     run(described(), tmp_path)
     assert results(tmp_path)[path.stem]["top1"] == before[path.stem]["top1"]
 
@@ -337,20 +341,19 @@ def test_every_experiment_has_a_plan(scale):
         assert all(kind["images"] > 0 for kind in row["kinds"] if trained)
 
 
-def test_full_plans_cost_what_the_paper_says():
+@pytest.mark.parametrize("name", ["table2", "table5", "table6"])
+def test_full_plans_cost_what_the_paper_says(name):
     paper = {"b32": 55, "b16": 224, "l32": 196, "l16_7ep": 783, "l16_14ep": 1567, "h14": 4262}
-    plans = plan_paper(["table2", "table5", "table6"], scale="full")
-    for name, row in plans.items():
-        costs = {
-            kind["recipe"].removeprefix("pretrain/jft/"): kind["exaflops"]
-            for kind in row["kinds"]
-            if kind["recipe"].startswith("pretrain/jft/")
-        }
-        vits = {model: cost for model, cost in costs.items() if model in paper}
-        assert len(vits) == {"table2": 2, "table5": 5, "figure5": 6}[name]
-        for model, cost in vits.items():
-            assert cost == pytest.approx(paper[model], rel=0.05)
-        assert all(kind["gpu_hours"] > 0 < kind["state_bytes"] for kind in row["kinds"])
+    design = load_experiment(name).at("full")
+    vits = [row for row in design.rows if row.recipe.removeprefix("pretrain/jft/") in paper]
+    assert len(vits) == {"table2": 2, "table5": 5, "table6": 6}[name]
+    cifar10 = [column for column in design.columns if column.name == "CIFAR-10"]
+    design = replace(design, rows=tuple(vits), columns=tuple(cifar10))
+    for run in plan(Study([design], Path("none")), design):
+        if run.task.parent is None:
+            expected = paper[run.task.recipe.removeprefix("pretrain/jft/")]
+            assert run.exaflops == pytest.approx(expected, rel=0.05)
+        assert run.gpu_hours > 0 < run.state_bytes
 
 
 def test_a_substitute_replaces_only_data_that_is_left_open():
@@ -366,6 +369,54 @@ def test_a_substitute_replaces_only_data_that_is_left_open():
         [load_experiment("table8").at("small")], Path("none"), overrides={"data.source": "mine"}
     )
     assert {task.config.data.source for task in study.tasks_of(study.designs[0])} == {"mine"}
+
+
+def test_resnets_are_fine_tuned_by_either_rule():
+    """Appendix B.1.1: with the learning rates of Table 4 or BiT's HyperRule, chosen on val."""
+    design = load_experiment("figure5").at("full")
+    rows = [row for row in design.rows if row.name in ("R50x1", "ViT-B/16")]
+    design = replace(design, rows=tuple(rows))
+    study = Study([design], Path("none"))
+    for name, recipes in (
+        ("R50x1 | CIFAR-10", 4 * ["finetune/cifar10"] + ["finetune/bit_hyperrule"]),
+        ("ViT-B/16 | CIFAR-10", 4 * ["finetune/cifar10"]),
+    ):
+        (cell,) = (one for one in design.cells if one.name == name)
+        trials = list(study.trials(design, cell).values())
+        assert [task.recipe for task in trials] == recipes
+        assert {task.config.data.source for task in trials} == {"cifar10"}
+        assert {task.config.data.val for task in trials} == {0.02}
+        assert {task.config.data.train_on for task in trials} == {"train"}
+    planned = {run.data: run for run in plan(study, design) if "hyperrule" in run.task.recipe}
+    assert planned["cifar10"].seen == 10_000 * 512
+    assert planned["pets"].seen == 500 * 512
+    assert planned["pets"].task.config.data.size == 384
+
+
+def test_the_alternative_with_the_best_accuracy_on_val_is_kept(described, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text(
+        '[model]\nvariant = "Ti/4"\nwidth = 24\ndepth = 1\nheads = 2\nmlp = 24\n'
+        "[data]\nsize = 8\n[train]\nsteps = 30\nbatch = 64\n[optim]\nlr = 3e-3\n"
+    )
+    wide = f'name = "wide"\nalternatives = ["{other}"]\nsettings = {{ "optim.lr" = 1e-9 }}'
+    run(described(EXPERIMENT.replace('name = "wide"', wide)), tmp_path)
+    found = results(tmp_path).values()
+    trials = {one["recipe"]: one["val_top1"] for one in found if one["trial"]}
+    assert trials[str(other)] > trials["digits/vit"]
+    kept = [one for one in found if not one["trial"] and one["recipe"] == str(other)]
+    assert [one["seed"] for one in sorted(kept, key=lambda one: one["seed"])] == [0, 1]
+    assert all("data.train_on=train+val" in one["settings"] for one in kept)
+    assert not any("optim.lr=1e-09" in one["settings"] for one in found if not one["trial"])
+
+
+def test_options_of_vits_leave_resnets_alone():
+    design = load_experiment("figure4").at("smoke")
+    study = Study([design], Path("none"), overrides={"model.depth": 3, "train.batch": 32})
+    configs = {task.title.split()[1]: task.config for task in study.tasks_of(design)}
+    assert (configs["ViT"].model.depth, configs["ViT"].model.width) == (3, 48)
+    assert (configs["ResNet"].model.depth, configs["ResNet"].model.width) == (0, 0)
+    assert {config.train.batch for config in configs.values()} == {32}
 
 
 def test_data_that_an_experiment_leaves_open_can_be_set():
@@ -417,6 +468,7 @@ def test_mistakes_are_one_line(words, message, capsys, tmp_path, monkeypatch):
         (EXPERIMENT.replace("above", "over"), [], "unknown test 'over'"),
         (EXPERIMENT, ["model.width=32"], "model.width cannot be set"),
         (EXPERIMENT, ["seed=3"], "seed cannot be set"),
+        (GRID, ["optim.lr=0.01"], "optim.lr cannot be set"),
         (EXPERIMENT + 'columns = [{ name = "a" }, { name = "b" }]', [], "stands for several cells"),
     ],
 )

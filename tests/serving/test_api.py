@@ -216,12 +216,12 @@ def test_the_model_describes_itself(client):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"", (400, "no_picture")),
-        (b"hello", (422, "not_a_picture")),
-        (image()[:200], (422, "not_a_picture")),
+        (b"", (400, "no_image")),
+        (b"hello", (422, "not_an_image")),
+        (image()[:200], (422, "not_an_image")),
         (
             b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n",
-            (422, "not_a_picture"),
+            (422, "not_an_image"),
         ),
         (image(size=(2100, 500)), (413, "too_many_pixels")),
         (image(size=(1, 3000)), (413, "too_many_pixels")),
@@ -236,7 +236,7 @@ def test_bad_uploads_are_refused_with_their_reason(model, content, expected):
 def test_a_broken_picture_among_others_is_named(client):
     files = [("file", ("good.png", image())), ("file", ("notes.txt", b"hello"))]
     answer = client.post("/predict", files=files)
-    assert code(answer) == (422, "not_a_picture")
+    assert code(answer) == (422, "not_an_image")
     assert answer.json()["error"]["message"].startswith("notes.txt is not")
 
 
@@ -267,7 +267,7 @@ def test_too_many_pictures_are_refused(model):
 def test_broken_forms_are_refused(client, body, kind):
     answer = client.post("/predict", content=body, headers={"content-type": kind})
     assert answer.status_code == 400
-    assert code(answer)[1] in {"bad_form", "no_picture"}
+    assert code(answer)[1] in {"bad_form", "no_image"}
 
 
 def test_a_form_of_too_many_parts_is_refused_before_all_are_read(client):
@@ -277,12 +277,12 @@ def test_a_form_of_too_many_parts_is_refused_before_all_are_read(client):
     answer = client.post("/predict", content=part * 65 + b"--y", headers=kind)
     assert code(answer) == (400, "too_many_parts")
     answer = client.post("/predict", content=part * 64 + b"--x--\r\n", headers=kind)
-    assert code(answer) == (400, "no_picture")
+    assert code(answer) == (400, "no_image")
 
 
 def test_a_jpeg_file_of_thousands_of_scans_is_refused_before_it_is_decoded(client):
     answer = client.post("/predict", content=many_scans(4000))
-    assert code(answer) == (422, "not_a_picture")
+    assert code(answer) == (422, "not_an_image")
     assert "more than 64 scans" in answer.json()["error"]["message"]
     assert client.post("/predict", content=many_scans(60)).status_code == 200
 
@@ -451,9 +451,9 @@ def test_metrics_count_requests_pictures_and_batches(client):
     families = list(text_string_to_metric_families(answer.text))
     assert {family.name: family.type for family in families} == {
         "vitrail_requests": "counter",
-        "vitrail_pictures_waiting": "gauge",
+        "vitrail_images_waiting": "gauge",
         "vitrail_request_seconds": "histogram",
-        "vitrail_batch_pictures": "histogram",
+        "vitrail_batch_images": "histogram",
         "vitrail_batch_seconds": "histogram",
     }
     values = {
@@ -465,10 +465,10 @@ def test_metrics_count_requests_pictures_and_batches(client):
     assert values["vitrail_requests_total", predict, ("status", "200")] == 1
     assert values["vitrail_requests_total", predict, ("status", "422")] == 1
     assert values["vitrail_requests_total", other, ("status", "404")] == 1
-    assert values["vitrail_batch_pictures_sum", model] == 2
+    assert values["vitrail_batch_images_sum", model] == 2
     assert values["vitrail_batch_seconds_count", model] == 1
     assert values["vitrail_request_seconds_bucket", ("le", "+Inf"), predict] == 2
-    assert values["vitrail_pictures_waiting", model] == 0
+    assert values["vitrail_images_waiting", model] == 0
     assert not [name for name, *_ in values if name.endswith("_created")]
 
 

@@ -100,11 +100,11 @@ class Results:
         xs = sorted(places)
         return xs, [fmean(places[x]) for x in xs]
 
-    def x(self, point: Point) -> float | None:
-        """Where a point is on the axis of the chart."""
-        axis, cell = self.design.experiment.x, point.cells[0]
-        if axis:
-            return self.mean(point, axis)
+    def x(self, point: Point, axis: str = "") -> float | None:
+        """Where a point is on an axis, by default that of the first chart."""
+        cell = point.cells[0]
+        if measures := self.design.experiment.x:
+            return self.mean(point, axis or measures[0])
         is_first = cell.column is self.design.columns[0]
         return cell.row.x if cell.column.x is None and is_first else cell.column.x
 

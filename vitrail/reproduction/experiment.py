@@ -19,6 +19,11 @@ from vitrail.errors import VitrailError, did_you_mean
 EXPERIMENTS = Path(str(files("vitrail.reproduction"))) / "experiments"
 _SCALES = EXPERIMENTS / "scales.toml"
 Measure = Literal["fewshot", "inspection", "real", "speed"]
+WITHOUT_VIT: Mapping[str, Any] = {
+    **dict.fromkeys(("model.width", "model.depth", "model.heads", "model.mlp"), 0),
+    **dict.fromkeys(("model.pool", "model.positions", "model.injection"), ""),
+}
+"""No settings that only ViTs have."""
 BETWEEN = " | "
 """Separates the row and the column of a cell."""
 
@@ -48,6 +53,8 @@ class Arm:
     """The lines of a chart that pass through a row; empty: one line along its columns."""
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values for the last stage, chosen on val."""
+    alternatives: tuple[str, ...] = ()
+    """Recipes that are tried on val beside that of the last stage, on the same data."""
     x: float | None = None
     """Where a column is on the axis; of a row, where its cell in the first column is."""
     group: str = ""
@@ -99,6 +106,8 @@ class Scale:
     columns: tuple[Arm, ...] = ()
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values for the last stage of every cell, chosen on val."""
+    transfer: Stage = field(default_factory=Stage)
+    """What further stages without a recipe have in common; empty: what the scale has."""
     measure: str = ""
     """In place of the experiment's measure."""
     measures: tuple[Measure, ...] = ()
@@ -138,8 +147,9 @@ class Experiment:
     """curve: over the epochs of training."""
     average: bool = False
     """Columns are datasets, and a row stands for the mean over them."""
-    x: str = ""
-    """The measure on the axis of a chart; empty: the `x` of the columns."""
+    x: tuple[str, ...] = ()
+    """The measures on the axes of its charts, of which claims use the first; empty: the `x` of the
+    columns."""
     x_label: str = ""
     rows: tuple[Arm, ...] = ()
     columns: tuple[Arm, ...] = ()
@@ -185,6 +195,7 @@ class Experiment:
             ),
         )
         _check_arms(design)
+        _check_recipes(design)
         _check_axis(design)
         _check_measures(design)
         return design
@@ -228,18 +239,30 @@ class Design:
         ]
 
     def stages(self, cell: Cell) -> list[Stage]:
-        """The training runs of a cell, with all their settings."""
+        """The training runs of a cell, with all their settings.
+
+        Without a recipe of its own, as where published weights replace pre-training, the first of
+        the further stages comes first.
+        """
         row, column, scale = cell.row, cell.column, self.scale
-        recipe = column.recipe or row.recipe or scale.recipe
-        settings = {**scale.settings, **row.settings, **column.settings}
-        first = Stage(recipe=recipe, settings=settings)
-        return [first, *map(self._complete, (*row.then, *column.then))]
+        recipe, own = (
+            column.recipe or row.recipe or scale.recipe,
+            {**row.settings, **column.settings},
+        )
+        # The scale may have settings of ViTs, whose variants have a slash in their name.
+        is_vit = "/" in own.get("model.variant", "/")
+        settings = {**scale.settings, **({} if is_vit else WITHOUT_VIT), **own}
+        further = [self._complete(stage) for stage in (*row.then, *column.then)]
+        if recipe:
+            return [Stage(recipe=recipe, settings=settings), *further]
+        first = further[0]
+        return [replace(first, settings={**first.settings, **settings}), *further[1:]]
 
     def _complete(self, stage: Stage) -> Stage:
         if stage.recipe:
             return stage
-        settings = {**self.scale.settings, **stage.settings}
-        return Stage(recipe=self.scale.recipe, settings=settings)
+        base = self.scale.transfer if self.scale.transfer.recipe else self.scale
+        return Stage(recipe=base.recipe, settings={**base.settings, **stage.settings})
 
     @property
     def points(self) -> list["Point"]:
@@ -314,7 +337,7 @@ def _check_measures(design: Design) -> None:
     if not experiment.train and (wrong := {"fewshot", "real"} & set(experiment.measures)):
         raise VitrailError(f"{experiment.name} trains nothing to measure {min(wrong)} of")
     of_claims = (claim.measure for claim in design.claims)
-    for name in filter(None, (experiment.measure, experiment.x, *of_claims)):
+    for name in filter(None, (experiment.measure, *experiment.x, *of_claims)):
         if name not in known:
             by = _MEASURED_BY.get(name)
             hint = f'; add measures = ["{by}"]' if by else did_you_mean(name, known)
@@ -336,6 +359,15 @@ def _check_arms(design: Design) -> None:
                 raise VitrailError(f"{where}: '{row.name}' has no column '{name}'{hint}")
     if not design.cells:
         raise VitrailError(f"{where} has no rows at the scale {design.name}")
+
+
+def _check_recipes(design: Design) -> None:
+    for cell in design.cells:
+        row, column = cell.row, cell.column
+        if not (row.recipe or column.recipe or design.scale.recipe or row.then or column.then):
+            raise VitrailError(
+                f"{design.experiment.name}: '{row.name}' has no recipe at the scale {design.name}"
+            )
 
 
 def _check_axis(design: Design) -> None:

@@ -73,7 +73,7 @@ def write_experiment(folder: Path, results: Results) -> Path:
         else None,
         paper_chart=_published_chart(results),
         table_ours=_table(results),
-        chart_ours=_chart(results),
+        charts_ours=_charts(results),
         details=_details(results),
         inside=_inside(results),
         measure=_TITLES.get(experiment.measure, experiment.measure),
@@ -268,19 +268,24 @@ def figure(results: Results, cell: Cell, measure: str = "") -> str:
     return text
 
 
-def _chart(results: Results) -> Scatter | None:
+def _charts(results: Results) -> list[Scatter]:
+    """One for each axis."""
+    experiment = results.design.experiment
+    axes = experiment.x or ("",)
+    return [_chart(results, axis) for axis in axes] if experiment.form != "table" else []
+
+
+def _chart(results: Results, axis: str) -> Scatter:
     """A line for each model, through the means of its points or along its training."""
     design, experiment = results.design, results.design.experiment
-    if experiment.form == "table":
-        return None
     percent = 100.0 if experiment.measure in _FRACTIONS else 1.0
-    unit, x_name = _axis(results)
+    unit, x_name = _axis(results, axis)
     series = []
     if experiment.form == "curve":
         lines = {point.name: _curve(results, point) for point in design.points}
     else:
         lines = {
-            name: [place for point in points if (place := _place(results, point))]
+            name: [place for point in points if (place := _place(results, point, axis))]
             for name, points in design.lines().items()
         }
     for number, (name, places) in enumerate(lines.items()):
@@ -301,15 +306,14 @@ def _chart(results: Results) -> Scatter | None:
         unit="%" if percent > 1 else "",
         log_y=percent == 1,
     )
-    return draw_scatter(scatter, f"ours-{experiment.name}")
+    return draw_scatter(scatter, f"ours-{experiment.name}-{axis}")
 
 
-def _axis(results: Results) -> tuple[float, str]:
-    """The unit of the x axis, and its name."""
-    experiment = results.design.experiment
-    if experiment.x not in _COMPUTE:
-        return 1.0, experiment.x_label
-    largest = max((results.x(point) or 0.0 for point in results.design.points), default=0.0)
+def _axis(results: Results, axis: str) -> tuple[float, str]:
+    """The unit of an x axis, and its name."""
+    if axis not in _COMPUTE:
+        return 1.0, _TITLES.get(axis, results.design.experiment.x_label)
+    largest = max((results.x(point, axis) or 0.0 for point in results.design.points), default=0.0)
     return next((pair for pair in _COMPUTE_UNITS if largest >= pair[0]), _COMPUTE_UNITS[-1])
 
 
@@ -323,9 +327,9 @@ def _y_name(results: Results) -> str:
     return "5-shot" if fewshot else "val top-1"
 
 
-def _place(results: Results, point: Point) -> tuple[float, float, float] | None:
+def _place(results: Results, point: Point, axis: str) -> tuple[float, float, float] | None:
     """x, mean and standard deviation."""
-    x, values = results.x(point), list(results.values(point).values())
+    x, values = results.x(point, axis), list(results.values(point).values())
     if x is None or not values:
         return None
     return x, fmean(values), stdev(values) if len(values) > 1 else 0.0
@@ -358,7 +362,7 @@ def _published_chart(results: Results) -> Scatter | None:
         )
         for number, name in enumerate(names)
     ]
-    x_name = "exaFLOPs" if experiment.x in _COMPUTE else experiment.x_label
+    x_name = "exaFLOPs" if set(experiment.x) & set(_COMPUTE) else experiment.x_label
     scatter = Scatter(title=experiment.published.caption, x_name=x_name, series=series, unit="%")
     return draw_scatter(scatter, f"paper-{experiment.name}")
 

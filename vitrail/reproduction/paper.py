@@ -112,7 +112,7 @@ def _check(study: Study, design: Design) -> None:
     """Mistakes that would only show once everything has run."""
     name = design.experiment.name
     arms = (*design.rows, *design.columns)
-    varied = {"seed"}.union(*(arm.grid for arm in arms))
+    varied = {"seed"}.union(*(study.tried(design, cell) for cell in design.cells))
     varied |= {key for arm in arms for key, value in arm.settings.items() if value != ""}
     for key in study.overrides:
         if key in varied:

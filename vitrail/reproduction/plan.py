@@ -1,5 +1,6 @@
 """What an experiment will cost, computed before anything runs and without its data."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,13 +12,15 @@ from vitrail.model.classifier import as_size
 from vitrail.model.vit import ViTArchitecture
 from vitrail.reproduction.experiment import Design
 from vitrail.reproduction.study import Study, Task
-from vitrail.training.build import chosen_options, planned_steps
+from vitrail.training.build import chosen_options, planned_steps, with_hyperrule
 from vitrail.training.cost import UTILIZATION, exaflops
 from vitrail.weights.load import open_checkpoint
 from vitrail.weights.published import NAMES, model_cost
 
 _PEAK = 989e12
 """Of an H200 or H100 in half precision, in operations per second."""
+_SIDES = {"cifar10": 32.0, "cifar100": 32.0}
+"""Pixels of images that BiT's HyperRule takes to be small."""
 _STATE_BYTES = {"adam": 16, "adamw": 16, "lamb": 16}
 """Bytes of weights, gradients and optimizer state for each parameter; 12 with momentum alone."""
 
@@ -70,6 +73,9 @@ def _planned(task: Task, images: Mapping[str, int]) -> PlannedRun:
     else:
         n = 0
     n = min(n, config.data.subset or n)
+    if config.train.hyperrule and n:
+        config = with_hyperrule(config, n, _SIDES.get(source, math.inf))
+        task = replace(task, config=config)
     cost = model_cost(_architecture(task))
     seen = 0
     if task.train and (n or config.train.steps):

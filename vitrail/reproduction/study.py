@@ -18,9 +18,10 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from vitrail.console import duration, percent, say
 from vitrail.errors import FailureError, VitrailError
 from vitrail.files import read_json, write_text
 from vitrail.reproduction.claims import Results
-from vitrail.reproduction.experiment import Cell, Design, Experiment, Stage
+from vitrail.reproduction.experiment import WITHOUT_VIT, Cell, Design, Experiment, Stage
 from vitrail.reproduction.measures import measure_model, measure_run
 from vitrail.runs import BusyError, Run, lock_folder
 from vitrail.training.hooks import score
@@ -51,9 +52,8 @@ from vitrail.training.train import train_config
 _POLL = 0.5
 """Seconds between two looks at what other processes have finished."""
 _OF_WEIGHTS: Mapping[str, Any] = {
-    **dict.fromkeys(("model.variant", "model.root", "model.pool", "model.positions"), ""),
-    "model.injection": "",
-    **dict.fromkeys(("model.width", "model.depth", "model.heads", "model.mlp"), 0),
+    **WITHOUT_VIT,
+    **dict.fromkeys(("model.variant", "model.root"), ""),
     "model.hidden": False,
     "model.layer_scale": 0.0,
 }
@@ -122,7 +122,7 @@ class Study:
     _results: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _tasks: dict[Any, Task] = field(default_factory=dict)
     _open_data: dict[str, bool] = field(default_factory=dict)
-    _grids: dict[Any, Mapping[str, tuple[Any, ...]]] = field(default_factory=dict)
+    _last_stages: dict[Any, list[Stage]] = field(default_factory=dict)
 
     # What is done
 
@@ -161,28 +161,28 @@ class Study:
 
     def trials(self, design: Design, cell: Cell) -> dict[int, Task]:
         """The runs that a cell's settings are chosen by, one for each point of its grid."""
-        points = grid_points(self._grid(design, cell))
-        if not design.experiment.train or points == [{}]:
+        choices = self._choices(design, cell)
+        if not design.experiment.train or len(choices) == 1:
             return {}
-        return {i: self._task(design, cell, 0, point, trial=True) for i, point in enumerate(points)}
+        return {i: self._task(design, cell, 0, last, trial=True) for i, last in enumerate(choices)}
 
     def final_tasks(self, design: Design, cell: Cell, expected: bool = False) -> list[Task]:
         """The last stage of a cell with every seed.
 
         Before its settings are chosen there are none, or, if `expected`, those of the first trial.
         """
+        choices = self._choices(design, cell)
+        last = choices[0]
         if not design.experiment.train:
-            return [self._task(design, cell, 0, {})]
-        trials = self.trials(design, cell)
-        done = {i: found for i, task in trials.items() if (found := self.result(task))}
-        chosen: dict[str, Any] = {}
-        if trials:
+            return [self._task(design, cell, 0, last)]
+        if trials := self.trials(design, cell):
+            done = {i: found for i, task in trials.items() if (found := self.result(task))}
             if len(done) < len(trials) and not expected:
                 return []
             best = max(done, key=lambda i: _rank(done[i]), default=0)
-            chosen |= grid_points(self._grid(design, cell))[best]
-            chosen |= {"data.train_on": "train+val", "train.keep": "last"}
-        return [self._task(design, cell, seed, chosen) for seed in range(design.scale.seeds)]
+            whole = {"data.train_on": "train+val", "train.keep": "last"}
+            last = replace(choices[best], settings={**choices[best].settings, **whole})
+        return [self._task(design, cell, seed, last) for seed in range(design.scale.seeds)]
 
     def tasks_of(self, design: Design, expected: bool = False) -> list[Task]:
         """Every task of an experiment that is known, once, in the order in which they are done."""
@@ -220,58 +220,69 @@ class Study:
     def _overrides(self, design: Design, stage: Stage) -> Mapping[str, Any]:
         """The user's settings for a first stage.
 
-        Where recipes leave their data open, `data.source` is meant for them alone.
+        Where recipes leave their data open, `data.source` is meant for them alone; the options of
+        ViTs are not meant for ResNets.
         """
         name = design.experiment.name
         if name not in self._open_data:
             firsts = (design.stages(cell)[0] for cell in design.cells)
-            self._open_data[name] = any(not _source(first) for first in firsts)
-        keeps_own = self._open_data[name] and _source(stage)
+            self._open_data[name] = any(
+                not _config(first.recipe, first.settings).data.source for first in firsts
+            )
+        config = _config(stage.recipe, stage.settings)
+        others = {"data.source"} if self._open_data[name] and config.data.source else set()
+        if config.model.variant and "/" not in config.model.variant:
+            others |= WITHOUT_VIT.keys()
+        return {key: value for key, value in self.overrides.items() if key not in others}
+
+    def _choices(self, design: Design, cell: Cell) -> list[Stage]:
+        """What is tried as the last stage: a grid of the experiment or of the recipe, and the
+        alternatives to that recipe."""
+        identity = (design.experiment.name, cell.name)
+        if identity not in self._last_stages:
+            self._last_stages[identity] = _last_stages(design, cell)
+        return self._last_stages[identity]
+
+    def tried(self, design: Design, cell: Cell) -> set[str]:
+        """The settings of the first stage that are chosen on val."""
+        if len(design.stages(cell)) > 1:
+            return set()
+        choices = [stage.settings for stage in self._choices(design, cell)]
         return {
-            key: value
-            for key, value in self.overrides.items()
-            if not (keeps_own and key == "data.source")
+            key
+            for one in choices
+            for key, value in one.items()
+            if any(other.get(key) != value for other in choices)
         }
 
-    def _grid(self, design: Design, cell: Cell) -> Mapping[str, tuple[Any, ...]]:
-        """What is tried in the last stage: the grid of the experiment, or that of its recipe."""
-        identity = (design.experiment.name, cell.name)
-        if identity not in self._grids:
-            last = design.stages(cell)[-1]
-            own = {**design.scale.grid, **cell.row.grid, **cell.column.grid}
-            self._grids[identity] = own or _config(last.recipe, last.settings).sweep
-        return self._grids[identity]
-
     def _task(
-        self, design: Design, cell: Cell, seed: int, point: Mapping[str, Any], trial: bool = False
+        self, design: Design, cell: Cell, seed: int, last: Stage, trial: bool = False
     ) -> Task:
-        identity = (design.experiment.name, cell.name, seed, repr(point), trial)
+        identity = (design.experiment.name, cell.name, seed, repr(last), trial)
         if identity not in self._tasks:
-            self._tasks[identity] = self._build_task(design, cell, seed, point, trial)
+            self._tasks[identity] = self._build_task(design, cell, seed, last, trial)
         return self._tasks[identity]
 
-    def _build_task(
-        self, design: Design, cell: Cell, seed: int, point: Mapping[str, Any], trial: bool
-    ) -> Task:
-        stages = design.stages(cell)
+    def _build_task(self, design: Design, cell: Cell, seed: int, last: Stage, trial: bool) -> Task:
+        stages = [*design.stages(cell)[:-1], last]
         experiment, parent = design.experiment, None
         for number, stage in enumerate(stages):
-            last = number == len(stages) - 1
+            is_last = number == len(stages) - 1
             settings = {**stage.settings, **({} if parent else self._overrides(design, stage))}
-            settings |= point if last else {}
-            if trial and last:
+            if trial and is_last:
                 settings["data.train_on"] = "train"
-            settings["seed"] = 0 if design.scale.pretrain_once and not last else seed
+            settings["seed"] = 0 if design.scale.pretrain_once and not is_last else seed
             config = _config(stage.recipe, settings)
             known = {} if parent is None else {**_OF_WEIGHTS, "model.init": parent.key}
             stage_name = f"  stage {number + 1}" if len(stages) > 1 else ""
+            is_trial = trial and is_last
             parent = Task(
-                title=f"{experiment.name}  {cell.name}{stage_name}{'  trial' * (trial and last)}",
+                title=f"{experiment.name}  {cell.name}{stage_name}{'  trial' * is_trial}",
                 recipe=stage.recipe,
                 config=with_settings(config, known),
-                measures=_measures(experiment, seed) if last and not trial else (),
+                measures=_measures(experiment, seed) if is_last and not trial else (),
                 train=experiment.train,
-                trial=trial and last,
+                trial=is_trial,
                 parent=parent,
                 quiet=design.scale.quiet,
                 benchmark_seconds=design.scale.benchmark_seconds,
@@ -385,8 +396,22 @@ def _measures(experiment: Experiment, seed: int) -> tuple[str, ...]:
     return tuple(name for name in experiment.measures if name != "speed" or seed == 0)
 
 
-def _source(stage: Stage) -> str:
-    return _config(stage.recipe, stage.settings).data.source
+def _last_stages(design: Design, cell: Cell) -> list[Stage]:
+    last = design.stages(cell)[-1]
+    if not design.experiment.train:
+        return [last]
+    own = {**design.scale.grid, **cell.row.grid, **cell.column.grid}
+    data = _config(last.recipe, last.settings).data
+    same_data = {"data.source": data.source, "data.val": data.val}
+    recipes = (*cell.row.alternatives, *cell.column.alternatives)
+    others = (_points(Stage(recipe=recipe, settings=same_data)) for recipe in recipes)
+    return [*_points(last, own), *chain(*others)]
+
+
+def _points(stage: Stage, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Stage]:
+    """A stage with each point of a grid, by default that of its recipe."""
+    points = grid_points(grid or _config(stage.recipe, stage.settings).sweep)
+    return [replace(stage, settings={**stage.settings, **point}) for point in points]
 
 
 def _config(recipe: str, settings: Mapping[str, Any]) -> Config:

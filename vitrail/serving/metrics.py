@@ -31,13 +31,11 @@ class Metrics:
         self._requests = Counter(
             "requests", "Requests by path and status.", ("path", "status"), **common
         )
-        self._waiting = Gauge(
-            "pictures_waiting", "Images without a prediction yet.", model, **common
-        )
+        self._waiting = Gauge("images_waiting", "Images without a prediction yet.", model, **common)
         self._request_seconds = Histogram(
             "request_seconds", "From the request to its response.", path, **seconds
         )
-        self._batch_size = Histogram("batch_pictures", "Images in one batch.", model, **sizes)
+        self._batch_size = Histogram("batch_images", "Images in one batch.", model, **sizes)
         self._batch_seconds = Histogram(
             "batch_seconds", "Time of one batch in the model.", model, **seconds
         )

@@ -122,7 +122,7 @@ def split_body(content_type: str, body: bytes, limits: Limits) -> list[Upload]:
         uploads = [Upload("the upload", body)] if body else []
     if not uploads:
         message = "the request has no image; send its bytes, or a form with files"
-        raise RequestError(400, "no_picture", message)
+        raise RequestError(400, "no_image", message)
     if len(uploads) > limits.images:
         message = f"the request has {len(uploads)} images, more than {limits.images}"
         raise RequestError(400, "too_many_images", message)
@@ -209,10 +209,10 @@ def prepare(upload: Upload, preprocess: Preprocessing, max_pixels: int) -> Prepa
         left = (columns - preprocess.size[1]) / 2 / columns
         return PreparedImage(upload.name, preprocess(image), (left, top, 1 - left, 1 - top))
     except VitrailError as error:
-        raise RequestError(422, "not_a_picture", str(error)) from None
+        raise RequestError(422, "not_an_image", str(error)) from None
     except MemoryError:
         message = f"cannot decode {upload.name}: it needs too much memory"
-        raise RequestError(422, "not_a_picture", message) from None
+        raise RequestError(422, "not_an_image", message) from None
 
 
 def _refuse_bombs(

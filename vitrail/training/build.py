@@ -170,14 +170,19 @@ def activation_bytes(model: Classifier) -> int:
 
 
 def apply_hyperrule(settings: Config, data: Splits) -> Config:
-    """The settings with BiT's HyperRule applied, where it is on.
-
-    It replaces defaults only; what a recipe or a user has set stays.
-    """
+    """The settings with BiT's HyperRule applied, where it is on."""
     if not settings.train.hyperrule:
         return settings
     train = data.part("train")
-    found = hyperrule(len(train.targets), float(np.median(_some_sides(train))))
+    return with_hyperrule(settings, len(train.targets), float(np.median(_some_sides(train))))
+
+
+def with_hyperrule(settings: Config, images: int, median_side: float) -> Config:
+    """The settings with the HyperRule for so many training images of such a size.
+
+    It replaces defaults only; what a recipe or a user has set stays.
+    """
+    found = hyperrule(images, median_side)
     values, defaults = to_flat(settings), to_flat(Config())
     if settings.train.epochs or settings.train.minutes:
         del found["train.steps"]
