@@ -326,7 +326,7 @@ def test_the_plan_counts_every_run_once(described):
     assert all(run.gmacs > 3 * runs[0].gmacs for run in later)  # at twice the size
 
 
-@pytest.mark.parametrize("scale", ["smoke", "small", "medium"])
+@pytest.mark.parametrize("scale", ["smoke", "tiny", "small", "medium"])
 def test_every_experiment_has_a_plan(scale):
     # Not those whose models are the largest.
     names = [

@@ -151,8 +151,12 @@ class Experiment:
     """The measures on the axes of its charts, of which claims use the first; empty: the `x` of the
     columns."""
     x_label: str = ""
+    recipe: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
     rows: tuple[Arm, ...] = ()
     columns: tuple[Arm, ...] = ()
+    note: str = ""
+    """How all scales without a note differ from the paper."""
     claims: tuple[Claim, ...] = ()
     published: PaperResult = field(default_factory=PaperResult)
     scales: Mapping[str, Scale]
@@ -165,11 +169,13 @@ class Experiment:
         own, shared = self.scales[name], shared_scales()[name]
         if own.seeds < 0:
             raise VitrailError(f"{self.name}: scales.{name}.seeds = {own.seeds}")
+        recipe = own.recipe or self.recipe
         merged = replace(
             own,
             about=shared.about,
-            recipe=own.recipe or shared.recipe,
-            settings={**({} if own.recipe else shared.settings), **own.settings},
+            recipe=recipe or shared.recipe,
+            settings={**({} if recipe else shared.settings), **self.settings, **own.settings},
+            note=own.note or self.note,
             seeds=own.seeds or shared.seeds,
             images={**shared.images, **own.images},
             quiet=shared.quiet,
