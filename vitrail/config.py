@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from vitrail import aliases
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -557,7 +557,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
         pairs = flatten(tree)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise VitrailError(f"cannot read {path}: {error}") from None
+        raise VitrailError(f"cannot read {path}: {one_line(error)}") from None
     except RecursionError:
         raise VitrailError(f"cannot read {path}: it is nested too deeply") from None
     values: dict[str, Any] = {}

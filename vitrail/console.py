@@ -191,6 +191,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
+def rounded(value: float, places: int) -> str:
+    """With so many decimals, `86.6`, and two digits of what is small, `0.018`."""
+    return f"{value:,.{places}f}" if value >= 10.0 ** (1 - places) else f"{value:.2g}"
+
+
 def known(value: Number) -> TypeGuard[int | float]:
     """Whether there is a finite number."""
     return value is not None and math.isfinite(value)

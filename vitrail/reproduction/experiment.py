@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from vitrail.console import print_table
-from vitrail.errors import VitrailError, did_you_mean
+from vitrail.errors import VitrailError, did_you_mean, one_line
 
 EXPERIMENTS = Path(str(files("vitrail.reproduction"))) / "experiments"
 _SCALES = EXPERIMENTS / "scales.toml"
@@ -139,8 +139,6 @@ class Experiment:
     """Train models; otherwise they are measured as they are built or loaded."""
     measure: str = "top1"
     """The figure in each cell."""
-    unit: Literal["%", ""] = "%"
-    """Whether it is a fraction."""
     measures: tuple[Measure, ...] = ()
     """What is measured besides accuracy on test."""
     form: Literal["table", "chart", "curve"] = "table"
@@ -466,7 +464,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise VitrailError(f"cannot read {path}: {error}") from None
+        raise VitrailError(f"cannot read {path}: {one_line(error)}") from None
 
 
 def _build(kind: Any, value: Any, where: str) -> Any:

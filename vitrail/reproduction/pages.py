@@ -17,19 +17,22 @@ from vitrail.reporting.charts import (
     draw_distances,
     draw_scatter,
 )
-from vitrail.reporting.rendering import duration, operations, significant, write_page
+from vitrail.reporting.rendering import (
+    duration,
+    operations,
+    operations_unit,
+    significant,
+    write_page,
+)
 from vitrail.reproduction.claims import Decision, Part, Results, decide
-from vitrail.reproduction.experiment import Arm, Cell, Claim, Point, known_measures
+from vitrail.reproduction.experiment import Arm, Cell, Claim, Experiment, Point, known_measures
 from vitrail.reproduction.significance import ALPHA
 
 _TEMPLATES = "vitrail.reproduction"
 _FRACTIONS = ("top1", "fewshot", "val_top1", "real")
 _COMPUTE = ("exaflops", "compute")
-_COMPUTE_UNITS = (
-    (1.0, "exaFLOPs"),
-    (1e-3, "petaFLOPs"),
-    (1e-6, "teraFLOPs"),
-    (1e-9, "gigaFLOPs"),
+_UNITS = dict.fromkeys(
+    ("distance_growth", "head_spread_fall", "most_local_head"), " of uniform attention"
 )
 _TITLES = {
     "top1": "test top-1",
@@ -108,44 +111,47 @@ def decisions(results: Results) -> list[Decision]:
 
 
 def write_scoreboard(folder: Path, scale: str, all_results: Sequence[Results]) -> Path:
-    """The claims of all experiments, as a page and as Markdown."""
-    rows = [
-        {
-            "experiment": (experiment := results.design.experiment),
-            "has_page": (folder / f"{experiment.name}.html").exists(),
-            **_decision_row(decision),
-        }
-        for results in all_results
-        for decision in decisions(results)
-    ]
-    counts = {
-        verdict: sum(row["verdict"] == verdict for row in rows)
-        for verdict in ("held", "not held", "undecided", NOT_MEASURED)
-    }
-    write_text(folder / "README.md", _markdown(scale, rows, counts))
-    about = all_results[0].design.scale.about if all_results else ""
+    """The claims of all experiments, as a page and as Markdown; those without results are named."""
+    rows, without = [], []
+    counts = dict.fromkeys(("held", "not held", "undecided", NOT_MEASURED), 0)
+    for results in all_results:
+        experiment, decided = results.design.experiment, decisions(results)
+        for decision in decided:
+            counts[decision.verdict or NOT_MEASURED] += 1
+        if any(results.by_cell.values()):
+            has_page = (folder / f"{experiment.name}.html").exists()
+            shared = {"experiment": experiment, "has_page": has_page}
+            rows += [shared | _decision_row(decision) for decision in decided]
+        else:
+            without.append(experiment)
+    write_text(folder / "README.md", _markdown(scale, rows, without, counts))
     return write_page(
         folder / "index.html",
         "scoreboard.html",
         package=_TEMPLATES,
         scale_name=scale,
-        about=about,
+        about=all_results[0].design.scale.about if all_results else "",
         rows=rows,
+        without=without,
         counts=counts,
     )
 
 
-def _markdown(scale: str, rows: Sequence[dict[str, Any]], counts: dict[str, int]) -> str:
+def _markdown(
+    scale: str,
+    rows: Sequence[dict[str, Any]],
+    without: Sequence[Experiment],
+    counts: dict[str, int],
+) -> str:
     summary = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
     lines = [
         f"# Claims of the paper at the {scale} scale",
         "",
-        f"{plural(len(rows), 'claim')}: {summary}. Written by `vitrail paper --scale {scale}`; "
-        "differences are paired by seed, intervals cover 95%.",
-        "",
-        "| experiment | claim | verdict | evidence |",
-        "|---|---|---|---|",
+        f"{plural(sum(counts.values()), 'claim')}: {summary}. Written by "
+        f"`vitrail paper --scale {scale}`; differences are paired by seed, intervals cover 95%.",
     ]
+    if rows:
+        lines += ["", "| experiment | claim | verdict | evidence |", "|---|---|---|---|"]
     for row in rows:
         name = row["experiment"].name
         link = _literal(name)
@@ -153,6 +159,8 @@ def _markdown(scale: str, rows: Sequence[dict[str, Any]], counts: dict[str, int]
             link = f"[{link}]({quote(name)}.html)"
         evidence = "<br>".join(map(_literal, row["evidence"]))
         lines.append(f"| {link} | {_literal(row['text'])} | {row['verdict']} | {evidence} |")
+    if without:
+        lines += ["", f"Not run: {', '.join(_literal(one.name) for one in without)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -177,15 +185,11 @@ def _decision_row(decision: Decision) -> dict[str, Any]:
 
 
 def evidence(part: Part, claim: Claim) -> str:
-    """`class − mean: +0.31 points (95% interval −0.10 to 0.72), n = 5`."""
+    """`class − mean: +0.31 points (−0.10 to +0.72), n = 5`."""
     found = part.estimate
     if found is None:
         return f"{part.name}: {NOT_MEASURED}"
-    scale, unit = 1.0, ""
-    if claim.test == "near":
-        scale, unit = 100.0, "%"
-    elif claim.measure in _FRACTIONS:
-        scale, unit = 100.0, " points"
+    scale, unit = _unit(claim)
     text = f"{part.name}: {_signed(scale * found.mean, unit)}{unit}"
     if found.low is not None and found.high is not None:
         coverage = "90%: " if found.coverage < 1 - ALPHA else ""
@@ -199,6 +203,15 @@ def evidence(part: Part, claim: Claim) -> str:
     elif found.needed:
         text += f"; about {plural(found.needed, 'seed')} would decide it"
     return text
+
+
+def _unit(claim: Claim) -> tuple[float, str]:
+    """What the figures of a claim are multiplied by, and their unit."""
+    if claim.test == "near":
+        return 100.0, "%"
+    if claim.measure in _FRACTIONS:
+        return 100.0, " points"
+    return 1.0, _UNITS.get(claim.measure, "")
 
 
 def _signed(value: float, unit: str = "") -> str:
@@ -314,7 +327,7 @@ def _axis(results: Results, axis: str) -> tuple[float, str]:
     if axis not in _COMPUTE:
         return 1.0, _TITLES.get(axis, results.design.experiment.x_label)
     largest = max((results.x(point, axis) or 0.0 for point in results.design.points), default=0.0)
-    return next((pair for pair in _COMPUTE_UNITS if largest >= pair[0]), _COMPUTE_UNITS[-1])
+    return operations_unit(largest)
 
 
 def _y_name(results: Results) -> str:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from vitrail.config import parse_setting
-from vitrail.console import byte_size, duration, echo, plural, say
+from vitrail.console import byte_size, duration, echo, plural, rounded, say
 from vitrail.devices import cores
 from vitrail.errors import VitrailError
 from vitrail.files import make_folder
-from vitrail.reporting.rendering import significant
+from vitrail.reporting.rendering import operations, significant
 from vitrail.reproduction.claims import Decision, Results, names_of_best
 from vitrail.reproduction.experiment import (
     Design,
@@ -268,7 +268,8 @@ def _announce(study: Study, scale: str) -> None:
     # Runs that several experiments share are done once.
     every = {run.task.key: run for runs in plans.values() for run in runs}.values()
     compute = sum(run.exaflops for run in every)
-    say(f"{plural(len(plans), 'experiment')}, {plural(len(every), 'run')}, {compute:.3g} exaFLOPs")
+    runs = plural(len(every), "run")
+    say(f"{plural(len(plans), 'experiment')}, {runs}, {operations(compute)}")
 
 
 def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
@@ -276,11 +277,11 @@ def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, row in plans.items():
         lines.append(
-            f"{name}: {plural(row['runs'], 'run')}, {row['exaflops']:,.4g} exaFLOPs, "
-            f"{significant(row['gpu_hours'])} GPU-hours"
+            f"{name}: {plural(row['runs'], 'run')}, {operations(row['exaflops'])}, "
+            f"{_gpu_time(row['gpu_hours'])}"
         )
         for kind in row["kinds"]:
-            size = f"{kind['parameters'] / 1e6:,.1f} M parameters"
+            size = f"{rounded(kind['parameters'] / 1e6, 1)} M parameters"
             if not kind["trained"]:
                 lines.append(f"  {kind['runs']} × {kind['title']}  {size}, not trained")
                 continue
@@ -288,11 +289,14 @@ def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
             images = f"{kind['images']:,} images" if kind["images"] else "number of images unknown"
             lines.append(
                 f"  {kind['runs']} × {kind['recipe']}  {data} ({images})  "
-                f"{size}  {kind['exaflops']:,.4g} exaFLOPs  "
-                f"{significant(kind['gpu_hours'])} GPU-hours  "
+                f"{size}  {operations(kind['exaflops'])}  {_gpu_time(kind['gpu_hours'])}  "
                 f"{byte_size(kind['state_bytes'])} for weights and optimizer"
             )
     return lines
+
+
+def _gpu_time(hours: float) -> str:
+    return f"{significant(hours)} GPU-hours" if hours >= 1 else f"{duration(3600 * hours)} on a GPU"
 
 
 def _summary(study: Study, design: Design) -> dict[str, Any]:

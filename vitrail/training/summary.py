@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from vitrail.config import Config
-from vitrail.console import duration
+from vitrail.console import duration, rounded
 from vitrail.data.check import absent_classes, describe_dataset
 from vitrail.data.dataset import Source, Splits
 from vitrail.devices import Devices
@@ -88,8 +88,8 @@ def header_lines(config: Config, info: dict[str, Any], folder: Path) -> list[str
     shown = [
         f"recipe   {info.get('recipe', 'from Python')}{changes}",
         f"data     {data['name']}  {' · '.join(counts)} · {data['classes']} classes",
-        f"model    {model['name']}  {model['parameters'] / 1e6:,.1f} M parameters · "
-        f"{model['gmacs']:.2f} GMACs at {rows} × {columns} px · {origin}"
+        f"model    {model['name']}  {rounded(model['parameters'] / 1e6, 1)} M parameters · "
+        f"{rounded(model['gmacs'], 2)} GMACs at {rows} × {columns} px · {origin}"
         f"{' · backbone frozen' if train.freeze else ''}",
         f"device   {info['hardware']} · {info['precision']}"
         f"{f' · {note}' if (note := info['compilation']) else ''}",

@@ -31,7 +31,7 @@ GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class VtabTask:
     """One of the 19 tasks."""
 
     title: str
@@ -58,82 +58,82 @@ _CLEVR = (63_000, 7_000, 15_000)
 _SPRITES = (589_824, 73_728, 73_728)
 _NORB = (24_300, 12_150, 12_150)
 
-TASKS: dict[str, Task] = {
-    "caltech101": Task(
+TASKS: dict[str, VtabTask] = {
+    "caltech101": VtabTask(
         title="Caltech101", group="natural", classes=102, whole=(2_754, 306, 6_084),
         lists="caltech101", fetch=files.caltech101, per_class=30,
     ),
-    "cifar100": Task(
+    "cifar100": VtabTask(
         title="CIFAR-100", group="natural", classes=100, whole=(45_000, 5_000, 10_000),
         lists="cifar", fetch=torchvision_dataset("CIFAR100", FLAG),
     ),
-    "dtd": Task(
+    "dtd": VtabTask(
         title="DTD", group="natural", classes=47, whole=(1_880, 1_880, 1_880),
         lists="dtd", fetch=torchvision_dataset("DTD", THREE),
     ),
-    "flowers102": Task(
+    "flowers102": VtabTask(
         title="Flowers102", group="natural", classes=102, whole=(1_020, 1_020, 6_149),
         lists="oxford_flowers102", fetch=torchvision_dataset("Flowers102", THREE),
     ),
-    "pets": Task(
+    "pets": VtabTask(
         title="Pets", group="natural", classes=37, whole=(2_944, 736, 3_669),
         lists="oxford_iiit_pet", fetch=torchvision_dataset("OxfordIIITPet", PETS),
     ),
-    "sun397": Task(
+    "sun397": VtabTask(
         title="Sun397", group="natural", classes=397, whole=(76_128, 10_875, 21_750),
         lists="sun397", fetch=torchvision_dataset("SUN397", WHOLE),
     ),
-    "svhn": Task(
+    "svhn": VtabTask(
         title="SVHN", group="natural", classes=10, whole=(65_931, 7_326, 26_032),
         lists="svhn", fetch=torchvision_dataset("SVHN", TWO),
     ),
-    "camelyon": Task(
+    "camelyon": VtabTask(
         title="Camelyon", group="specialized", classes=2, whole=(262_144, 32_768, 32_768),
         lists="patch_camelyon", fetch=files.camelyon,
     ),
-    "eurosat": Task(
+    "eurosat": VtabTask(
         title="EuroSAT", group="specialized", classes=10, whole=(16_200, 5_400, 5_400),
         lists="eurosat", fetch=torchvision_dataset("EuroSAT", WHOLE),
     ),
-    "resisc45": Task(
+    "resisc45": VtabTask(
         title="Resisc45", group="specialized", classes=45, whole=(18_900, 6_300, 6_300),
         lists="resisc45",
         fetch=partial(files.not_downloadable, "the 45 class folders of NWPU-RESISC45"),
     ),
-    "retinopathy": Task(
+    "retinopathy": VtabTask(
         title="Retinopathy", group="specialized", classes=5, whole=(35_126, 10_906, 42_670),
         lists="diabetic_retinopathy", fetch=files.retinopathy,
     ),
-    "clevr_count": Task(
+    "clevr_count": VtabTask(
         title="Clevr-Count", group="structured", classes=8, whole=_CLEVR, lists="clevr_count",
         fetch=partial(files.clevr, files.clevr_count), labels=tuple(map(str, range(3, 11))),
     ),
-    "clevr_dist": Task(
+    "clevr_dist": VtabTask(
         title="Clevr-Dist", group="structured", classes=6, whole=_CLEVR, lists="clevr_dist",
         fetch=partial(files.clevr, files.clevr_distance), labels=_DEPTHS,
     ),
-    "dmlab": Task(
+    "dmlab": VtabTask(
         title="DMLab", group="structured", classes=6, whole=(65_550, 22_628, 22_735),
         lists="dmlab",
         fetch=partial(files.not_downloadable, "train/ val/ test/ with 6 class folders each"),
     ),
-    "dsprites_loc": Task(
+    "dsprites_loc": VtabTask(
         title="dSpr-Loc", group="structured", classes=16, whole=_SPRITES, lists="dsprites_loc",
         fetch=partial(files.dsprites, files.dsprites_location),
     ),
-    "dsprites_ori": Task(
+    "dsprites_ori": VtabTask(
         title="dSpr-Ori", group="structured", classes=16, whole=_SPRITES, lists="dsprites_ori",
         fetch=partial(files.dsprites, files.dsprites_orientation),
     ),
-    "kitti_dist": Task(
+    "kitti_dist": VtabTask(
         title="KITTI-Dist", group="structured", classes=4, whole=(6_347, 423, 711),
         lists="kitti", fetch=partial(files.kitti, files.kitti_distance), labels=METERS,
     ),
-    "smallnorb_azim": Task(
+    "smallnorb_azim": VtabTask(
         title="sNORB-Azim", group="structured", classes=18, whole=_NORB, lists="smallnorb_azi",
         fetch=partial(files.smallnorb, files.smallnorb_azimuth), halved=True,
     ),
-    "smallnorb_elev": Task(
+    "smallnorb_elev": VtabTask(
         title="sNORB-Elev", group="structured", classes=9, whole=_NORB, lists="smallnorb_ele",
         fetch=partial(files.smallnorb, files.smallnorb_elevation), halved=True,
     ),
@@ -213,7 +213,7 @@ def say_once(line: str) -> None:
     say(line)
 
 
-def resplit(task: Task, data: Splits) -> Splits:
+def resplit(task: VtabTask, data: Splits) -> Splits:
     """The data with val and test in the benchmark's proportions, taken from the same splits."""
     train, val, test = data.part("train"), data.val, data.test
     if test is None and task.per_class:
@@ -267,7 +267,7 @@ def _some_of_each_class(source: Source, n: int) -> tuple[Source, Source]:
     return subset(source, chosen), subset(source, ~chosen)
 
 
-def _with_labels(name: str, task: Task, source: Source) -> Source:
+def _with_labels(name: str, task: VtabTask, source: Source) -> Source:
     """The source with all classes of the task; those that are only numbers get their names."""
     labels = source.labels
     if labels != tuple(map(str, range(len(labels)))):
