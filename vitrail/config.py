@@ -244,8 +244,8 @@ class System:
     there are no fused kernels and the planned run is long enough to gain more than that."""
     graphs: Literal["auto"] | bool = "auto"
     """On a CUDA device: record the forward and backward pass as CUDA graphs and replay them, which
-    avoids the overhead of launching kernels. Without compilation, this needs a ViT; auto does so
-    where fused kernels train it with labels and without stochastic depth."""
+    avoids the overhead of launching kernels; auto does so where fused kernels train a ViT with
+    labels and without stochastic depth."""
     recompute: bool = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, about a
     third more compute."""

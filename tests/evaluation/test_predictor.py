@@ -25,8 +25,10 @@ from tests.evaluation.examples import (
     tensor,
 )
 from vitrail import VitrailError
-from vitrail.data.dataset import ArraySource
-from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.dataset import ArraySource, Splits, Subset
+from vitrail.data.folder import open_folder
+from vitrail.data.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from vitrail.data.store import equal_images, open_store, pack_data
 from vitrail.errors import FailureError
 from vitrail.evaluation import predictor
 from vitrail.evaluation.metrics import Predictions
@@ -371,3 +373,42 @@ def test_only_what_is_kept_is_moved_to_the_device(keep, kind):
     device = torch.device("meta")
     batches = ImageBatches(pictures(5), tensor, device, batch=2, workers=0, keep=keep)
     assert {part.pixels.device.type for part in batches} == {kind}
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "together"),
+    [
+        ((8, 6), {"size": (8, 6)}, True),
+        ((8, 6), {"size": (8, 6), "mean": IMAGENET_MEAN, "std": IMAGENET_STD}, True),
+        ((8, 8), {"size": (8, 8), "short_side": 9}, False),
+        ((8, 6), {"size": (6, 8)}, False),
+        ((8, 6), {"size": (8, 6), "mean": (0.5,), "std": (0.5,)}, False),
+    ],
+)
+def test_images_of_a_store_that_are_only_normalized_are_read_together(
+    size, options, together, tmp_path
+):
+    pixels = np.random.default_rng(0).integers(0, 256, (9, *size, 3), dtype=np.uint8)
+    packed = ArraySource(("a", "b"), np.arange(9) % 2, [f"{i}" for i in range(9)], pixels)
+    pack_data(Splits(name="some", train=packed), tmp_path / "store")
+    source = Subset(open_store(tmp_path / "store").part("train"), np.array([7, 2, 2, 5, 0]))
+    transform = Preprocessing(**options)
+    batches = ImageBatches(source, transform, torch.device("cpu"), batch=2, workers=1)
+    assert batches._loader.num_workers == (0 if together else 1)
+    parts = list(batches)
+    assert torch.cat([part.indices for part in parts]).tolist() == [0, 1, 2, 3, 4]
+    expected = torch.stack([transform(source.image(i)) for i in range(5)])
+    assert torch.equal(torch.cat([part.pixels for part in parts]), expected)
+
+
+def test_images_of_several_sizes_are_read_one_by_one(tmp_path):
+    for number, size in enumerate([(8, 8), (8, 8), (6, 8)]):
+        folder = tmp_path / "images" / ("b" if number else "a")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size).save(folder / f"{number}.png")
+    images = open_folder(tmp_path / "images")
+    pack_data(images, tmp_path / "store")
+    source = open_store(tmp_path / "store").part("train")
+    assert equal_images(images.part("train")) is None
+    assert equal_images(source) is None
+    assert equal_images(Subset(source, np.array([0, 1]))) is None  # other images differ

@@ -110,7 +110,7 @@ def test_stopping_early_needs_a_val_part():
         ("Ti/4", True, "true", 0.0, 2, False),
         ("Ti/4", False, "auto", 0.0, 1, False),
         ("Ti/4", False, "true", 0.0, 1, True),
-        ("ResNet18", False, "true", 0.0, 1, False),
+        ("ResNet18", False, "true", 0.0, 1, True),
     ],
 )
 def test_what_is_recorded(variant, fused, setting, rate, world, recorded):

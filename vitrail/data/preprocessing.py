@@ -52,6 +52,18 @@ class Preprocessing:
         pixels = self._resize(rgb if len(self.mean) == 3 else rgb.convert("L"))
         if self.short_side:
             pixels = _center_crop(pixels, self.size)
+        return self._normalized(pixels)
+
+    def only_normalizes(self, size: tuple[int, int]) -> bool:
+        """Whether RGB images of that size are neither resized nor cropped."""
+        return len(self.mean) == 3 and size == self.size == self.resized(*size)
+
+    def normalized(self, images: UInt8[np.ndarray, "b y x 3"]) -> Float[Tensor, "b c y x"]:
+        """What `__call__` returns for each of them if it only normalizes."""
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+        return self._normalized(pixels.float().mul_(1 / 255))
+
+    def _normalized(self, pixels: Float[Tensor, "*b c y x"]) -> Float[Tensor, "*b c y x"]:
         mean, std = (torch.tensor(color)[:, None, None] for color in (self.mean, self.std))
         return (pixels - mean).div_(std)
 

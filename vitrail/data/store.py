@@ -189,6 +189,21 @@ def packed_part(source: Source) -> DecodedPart | None:
     return DecodedPart(pixels, base.offsets[indices], base.shapes[indices], numbers, ())
 
 
+def equal_images(
+    source: Source,
+) -> tuple[UInt8[np.ndarray, "n y x 3"], Int64[np.ndarray, " m"]] | None:
+    """All images of a store, mapped into memory as one array, and the row of each of the source's;
+    None for anything else, or if they differ in size."""
+    part = packed_part(source)
+    if part is None or (part.shapes != part.shapes[:1]).any():
+        return None
+    rows, columns = part.shapes[0].tolist()
+    length = rows * columns * 3
+    if len(part.pixels) % length or (part.offsets % length).any():
+        return None  # other images of the store have other sizes
+    return part.pixels.reshape(-1, rows, columns, 3), part.offsets // length
+
+
 def write_decoded(
     source: Source,
     stem: Path,

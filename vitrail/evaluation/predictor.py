@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 from vitrail.console import Advance
 from vitrail.data.dataset import Source
 from vitrail.data.loader import Transform, init_worker
+from vitrail.data.preprocessing import Preprocessing
+from vitrail.data.store import equal_images
 from vitrail.devices import decoding_processes, rank_and_world
 from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 from vitrail.evaluation.labels import NEW_HEAD, class_order, other_classes_hint
@@ -210,6 +212,23 @@ class PreparedImages(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
+    @cached_property
+    def stored(self) -> tuple[UInt8[np.ndarray, "n y x 3"], Int[np.ndarray, " m"]] | None:
+        """The images of a packed store, if the transform only normalizes them: read in batches,
+        they need no worker processes."""
+        found = equal_images(self.source)
+        if found is None or not isinstance(self.transform, Preprocessing):
+            return None
+        return found if self.transform.only_normalizes(found[0].shape[1:3]) else None
+
+    def __getitems__(self, places: list[int]) -> Any:
+        numbers = self.indices[places]
+        if self.stored is None or not isinstance(self.transform, Preprocessing):
+            return [self[place] for place in places]
+        images, rows = self.stored
+        pixels = self.transform.normalized(images[rows[numbers]])
+        return PreparedBatch(torch.from_numpy(numbers), pixels)
+
     def __getitem__(self, index: int) -> tuple[int, Tensor | VitrailError]:
         number = int(self.indices[index])
         try:
@@ -227,8 +246,10 @@ class PreparedBatch(NamedTuple):
     errors: Sequence[tuple[int, VitrailError]] = ()
 
 
-def collate(items: Sequence[tuple[int, Tensor | VitrailError]]) -> PreparedBatch:
+def collate(items: Sequence[tuple[int, Tensor | VitrailError]] | PreparedBatch) -> PreparedBatch:
     """Stacks what could be read and sets the errors apart."""
+    if isinstance(items, PreparedBatch):
+        return items
     good = [(index, pixels) for index, pixels in items if isinstance(pixels, Tensor)]
     errors = [(index, error) for index, error in items if isinstance(error, VitrailError)]
     indices = torch.tensor([index for index, _ in good], dtype=torch.int64)
@@ -266,12 +287,13 @@ class ImageBatches:
         """Its workers stay for another pass."""
         rank, world = rank_and_world()
         indices = np.arange(rank, len(self.source.targets), world)
-        workers = self.workers
+        images = PreparedImages(self.source, indices, self.transform)
+        workers = self.workers if images.stored is None else 0
         if workers < 0:
             # Processes take longer to start than a few batches take to decode.
             workers = min(decoding_processes(self.device), len(indices) // self.batch)
         return DataLoader(
-            PreparedImages(self.source, indices, self.transform),
+            images,
             batch_size=self.batch,
             num_workers=workers,
             persistent_workers=workers > 0,

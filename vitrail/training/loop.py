@@ -34,6 +34,9 @@ class Loop:
     seed: int
     microbatch: int
     """Images that one process works on at a time; 0 begins with all of its share."""
+    reuses_outputs: bool = False
+    """Whether each pass may overwrite what the one before returned, as with the CUDA graphs of
+    torch.compile."""
     lr: float = 0.0
     loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     norm: Tensor = field(default_factory=lambda: torch.zeros(()))
@@ -68,7 +71,7 @@ class Loop:
         counters = self.state.counters
         began = time.perf_counter() - counters.seconds
         if blank is not None:
-            self._compute_gradients(blank)
+            self._pass_through(blank)
         while self.done < 1:
             with self.waiting.measure():
                 batch = next(batches)
@@ -95,6 +98,16 @@ class Loop:
             state.ema.update(step)
         state.counters.step = step + 1
 
+    @torch.no_grad()
+    def _pass_through(self, blank: TrainingBatch) -> None:
+        """Records CUDA graphs; running statistics stay as they were."""
+        buffers = list(self.state.wrapped.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        with torch.enable_grad():
+            self._compute_gradients(blank)
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
     def _compute_gradients(self, batch: TrainingBatch) -> None:
         """Forward and backward, in parts as large as fit into memory."""
         share = len(batch)
@@ -118,8 +131,8 @@ class Loop:
         for start in range(0, share, part):
             rows = slice(start, min(start + part, share))
             inputs, targets = state.objective.prepare(batch, rows)
-            # The outputs of the last replay of a CUDA graph may now be overwritten.
-            torch.compiler.cudagraph_mark_step_begin()
+            if self.reuses_outputs:  # asks for torch's compiler, which takes seconds to import
+                torch.compiler.cudagraph_mark_step_begin()
             with sync_gradients(state.wrapped, last=start + part >= share):
                 with devices.autocast():
                     loss = state.wrapped(inputs, targets).sum() / share

@@ -36,7 +36,6 @@ from vitrail.evaluation.held_out import is_recorded
 from vitrail.evaluation.predictor import Predictor
 from vitrail.files import cache_folder, keep_compiled, make_folder, move
 from vitrail.model import Classifier, build_meta
-from vitrail.model.vit import ViT
 from vitrail.runs import Run
 from vitrail.training import checkpoint
 from vitrail.training.build import (
@@ -223,6 +222,7 @@ def _run_training(
         clip=config.optim.clip,
         seed=config.seed,
         microbatch=_microbatch(config, model, devices, run),
+        reuses_outputs=compiled,
     )
 
     def cost(step: int) -> dict[str, Any]:
@@ -296,15 +296,15 @@ def _train_state(
 def _records(objective: Objective, config: Config, devices: Devices) -> bool:
     """Whether forward and backward pass are recorded as CUDA graphs."""
     model, choice = objective.model, config.system.graphs
-    if config.train.freeze or devices.world > 1:
+    alone = devices.device.type == "cuda" and devices.world == 1
+    if not alone or config.train.freeze or model.activation_checkpointing:
         return False
-    if not model.fused:
-        # Running statistics of a ResNet would change while it is recorded.
-        plain = isinstance(model, ViT) and not model.activation_checkpointing
-        return choice is True and plain and devices.device.type == "cuda"
-    # On request only, until it is measured: random numbers inside a pass, and other objectives.
+    # On request only, until it is measured: random numbers inside a pass, other objectives, and
+    # models without fused kernels.
+    if choice is True or not model.fused:
+        return choice is True
     draws = model.architecture.drop_path or model.architecture.embedding_dropout
-    return choice is True or (choice == "auto" and objective.compiled is model and not draws)
+    return choice == "auto" and objective.compiled is model and not draws
 
 
 def _blank_batch(objective: Objective, config: Config, devices: Devices) -> TrainingBatch:
