@@ -237,15 +237,15 @@ class System:
     otherwise float32."""
     kernels: Literal["auto", "fused", "plain"] = "auto"
     """In half precision on an NVIDIA data-center GPU (A100 or later): compute the encoder of a ViT
-    with fused Triton kernels, or with those of PyTorch (plain); auto uses the fused ones where they
-    cover the model."""
+    and the norms of a ResNet with fused Triton kernels, or with those of PyTorch (plain); auto uses
+    the fused ones where they cover the model."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the model with torch.compile, which takes about a minute; auto does so on a GPU if
-    there are no fused kernels and the planned run is long enough to gain more than that."""
+    the planned run is long enough to gain more than that, except for ViTs with fused kernels."""
     graphs: Literal["auto"] | bool = "auto"
     """On a CUDA device: record the forward and backward pass as CUDA graphs and replay them, which
-    avoids the overhead of launching kernels; auto does so where fused kernels train a ViT with
-    labels and without stochastic depth."""
+    avoids the overhead of launching kernels; auto does so in a single process where nothing is
+    compiled, recomputed or frozen."""
     recompute: bool = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, about a
     third more compute."""

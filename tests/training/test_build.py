@@ -101,24 +101,22 @@ def test_stopping_early_needs_a_val_part():
 
 
 @pytest.mark.parametrize(
-    ("variant", "fused", "setting", "rate", "world", "recorded"),
+    ("settings", "device", "world", "recorded"),
     [
-        ("Ti/4", True, "auto", 0.0, 1, True),
-        ("Ti/4", True, "false", 0.0, 1, False),
-        ("Ti/4", True, "auto", 0.1, 1, False),
-        ("Ti/4", True, "true", 0.1, 1, True),
-        ("Ti/4", True, "true", 0.0, 2, False),
-        ("Ti/4", False, "auto", 0.0, 1, False),
-        ("Ti/4", False, "true", 0.0, 1, True),
-        ("ResNet18", False, "true", 0.0, 1, True),
+        ([], "cuda", 1, True),
+        (["system.graphs=true"], "cuda", 1, True),
+        (["system.graphs=false"], "cuda", 1, False),
+        (["train.freeze=true", "model.init=B/16"], "cuda", 1, False),
+        (["system.recompute=true"], "cuda", 1, False),
+        ([], "cuda", 2, False),
+        ([], "cpu", 1, False),
     ],
 )
-def test_what_is_recorded(variant, fused, setting, rate, world, recorded):
-    config = load_config(None, [*SHORT, f"system.graphs={setting}"])
-    options = {**SHAPE, "drop_path": rate} if variant == "Ti/4" else {}
-    model = vitrail.create(variant, classes=10, size=8, **options)
-    model.fused = fused
-    devices = Devices(torch.device("cuda"), torch.bfloat16, world=world)
+def test_what_is_recorded(settings, device, world, recorded):
+    config = load_config(None, [*SHORT, *settings])
+    model = vitrail.create("ResNet18", classes=10, size=8)
+    model.activation_checkpointing = config.system.recompute
+    devices = Devices(torch.device(device), torch.bfloat16, world=world)
     assert _records(Classification(model, 10), config, devices) == recorded
 
 

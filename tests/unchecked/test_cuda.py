@@ -57,6 +57,35 @@ def test_fused_gradients_are_as_near_to_float64_as_plain_ones(gelu, kind, size):
         assert distance(fused[name], expected) < worst, name
 
 
+OTHERS = {
+    "relative": {"positions": "relative", "class_slot": False},
+    "every layer": {"injection": "every"},
+    "axial": {"axial": True, "pool": "mean", "class_token": False},
+    "hybrid": {"backbone": (1, 1), "patch": 2, "size": 96},
+    "ResNet": {"variant": "R26x1", "size": 96},
+    "small root": {"variant": "R14x0.375", "size": 32, "root": "small"},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_have_fused_kernels_too(name):
+    torch.manual_seed(0)
+    options = {"variant": "S/16", "size": 64, "depth": 3, **OTHERS[name]}
+    if "R" in options["variant"]:
+        del options["depth"]
+    model = vitrail.create(**options, classes=10).cuda()
+    for parameter in model.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    images = torch.randn(8, 3, *model.architecture.size, device="cuda")
+    plain = gradients(model, images, torch.bfloat16)
+    assert model.fuse(torch.device("cuda"), torch.bfloat16)
+    fused = gradients(model, images, torch.bfloat16)
+    truth = gradients(model.double(), images.double())  # takes no kernels
+    for key, expected in truth.items():
+        worst = 1.5 * distance(plain[key], expected) + 1e-3
+        assert distance(fused[key], expected) < worst, key
+
+
 def test_gelu_of_cublas_is_the_approximation():
     x = torch.linspace(-4, -2, 256, device="cuda", dtype=torch.float16)[:, None].expand(-1, 64)
     identity, zero = torch.eye(64, device="cuda").half(), torch.zeros(64, device="cuda").half()

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import fields, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -52,7 +53,8 @@ class Classifier(nn.Module):
     activation_checkpointing: bool = False
     """Recompute blocks in the backward pass instead of keeping their activations."""
     fused: bool = False
-    """Use the kernels of `vitrail.model.kernels`, which do not call the blocks one by one."""
+    """Use the kernels of `vitrail.model.kernels`; those of ViTs do not call the blocks one by
+    one."""
 
     def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b classes"]:
         features = self.features(images)
@@ -186,6 +188,25 @@ def losses(
     if activation == "softmax":
         return -logits.log_softmax(-1).gather(1, truth)[:, 0]
     return F.softplus(logits).sum(-1) - logits.gather(1, truth)[:, 0]
+
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def runs_kernels(device: torch.device, precision: torch.dtype) -> bool:
+    """Whether `vitrail.model.kernels` runs there."""
+    if device.type != "cuda" or precision not in _HALF or find_spec("triton") is None:
+        return False
+    from vitrail.model import kernels
+
+    return torch.cuda.get_device_capability(device) in kernels.CAPABILITIES
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """A model that was fused may have moved, or its input may be of another precision."""
+    autocast = torch.is_autocast_enabled("cuda")
+    kind = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+    return x.is_cuda and kind in _HALF
 
 
 def zero_head(features: int, classes: int, bias: float = 0.0) -> nn.Linear | None:

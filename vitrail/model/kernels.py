@@ -1,9 +1,10 @@
-"""The encoder of a ViT on an NVIDIA GPU, with Triton kernels that read and write each tensor once.
+"""Triton kernels for NVIDIA GPUs, which read and write each tensor once.
 
 `encode` computes what `ViT.encode` does, with the residual stream in the precision of autocast.
 Matrix products stay with PyTorch. Between them, three kinds of steps are fused: attention, GELU,
 and a residual sum with the normalization after it. The backward kernels also sum the gradient of
-the bias that the product before them adds.
+the bias that the product before them adds. `group_norm` is for ResNets: PyTorch's takes float32
+alone under autocast, and channels one after another in memory.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.library import custom_op
 
+from vitrail.model.positions import Grid
+
 CAPABILITIES = ((8, 0), (9, 0), (10, 0), (10, 3))
 """Data-center GPUs since the A100; others have less shared memory than attention takes."""
 _MAX_TOKENS = 256
@@ -30,29 +33,30 @@ _kernel: Any = triton.jit
 
 
 class _Branch(NamedTuple):
-    """What a residual sum adds."""
+    """What a residual sum adds: nothing before the first block."""
 
-    output: Tensor
-    bias: Tensor
+    output: Any = None
+    bias: Any = None
     """Part of the output, but without gradient there."""
-    drop_path: Any
+    drop_path: Any = None
 
 
 def supports(a: Any) -> bool:
     """Whether `encode` covers an architecture."""
-    other = a.axial or a.layer_scale or a.dropout or a.positions == "relative"
-    return not other and a.injection == "stem" and a.width <= _MAX_WIDTH
+    return not (a.layer_scale or a.dropout) and a.width <= _MAX_WIDTH
 
 
-def encode(x: Float[Tensor, "b n d"], blocks: Sequence[Any]) -> Float[Tensor, "b n d"]:
+def encode(x: Float[Tensor, "b n d"], model: Any, grid: Grid) -> Float[Tensor, "b n d"]:
     """The sequence after every block."""
     if torch.is_autocast_enabled(x.device.type):
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    float8 = hasattr(blocks[0].attention.qkv, "weight8")
-    branch: Any = None
-    for block in blocks:
+    float8 = hasattr(model.blocks[0].attention.qkv, "weight8")
+    branch: Any = _Branch()
+    for i, block in enumerate(model.blocks):
+        if positions := model.positions_before(i):
+            x = positions(x, grid).to(x.dtype)
         x, h = _add_norm(x, branch, block.norm1, float8)
-        branch = _Branch(*_attend(h, block.attention), block.drop_path)
+        branch = _Branch(*_attend(h, block.attention, grid), block.drop_path)
         x, h = _add_norm(x, branch, block.norm2, float8)
         branch = _Branch(*_expand(h, block.mlp), block.drop_path)
     # Adds zeros, for the gradient of the bias.
@@ -98,17 +102,33 @@ def _linear(x: Tensor, layer: Any) -> Tensor:
     return y.unflatten(0, x.shape[:-1])
 
 
-def _attend(h: Float[Tensor, "b n d"], attention: Any) -> tuple[Float[Tensor, "b n d"], Tensor]:
-    width = attention.out.in_features // attention.heads
-    layer, float8 = attention.qkv, h.dtype == torch.float8_e4m3fn
-    if h.shape[1] <= _MAX_TOKENS and width in _HEAD_WIDTHS:
-        y = _attention(_linear(h, layer), layer.bias, attention.heads, float8)[0]
-    else:
+def _attend(
+    h: Float[Tensor, "b n d"], attention: Any, grid: Grid
+) -> tuple[Float[Tensor, "b n d"], Tensor]:
+    out = attention.out
+    if axis := getattr(attention, "axis", ""):
+        lines = "(b y) x d" if axis == "row" else "(b x) y d"
+        h = rearrange(h, f"b (y x) d -> {lines}", y=grid[0])
+        y = _linear(_mix(h, attention), out)
+        return rearrange(y, f"{lines} -> b (y x) d", **dict(zip("yx", grid, strict=True))), out.bias
+    return _linear(_mix(h, attention), out), out.bias
+
+
+def _mix(h: Float[Tensor, "b n d"], attention: Any) -> Float[Tensor, "b n e"]:
+    """What the heads take from all tokens."""
+    heads, layer, float8 = attention.heads, attention.qkv, h.dtype == torch.float8_e4m3fn
+    width = attention.out.in_features // heads
+    if h.shape[1] > _MAX_TOKENS or width not in _HEAD_WIDTHS:
         qkv = _linear(h, layer) if float8 else layer(h)
-        q, k, v = rearrange(qkv, "b n (c h k) -> c b h n k", c=3, h=attention.heads).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-        y = y.to(h.dtype) if float8 else y
-    return _linear(y, attention.out), attention.out.bias
+        q, k, v = rearrange(qkv, "b n (c h k) -> c b h n k", c=3, h=heads).unbind(0)
+        bias = None if attention.relative is None else attention.relative(q)
+        y = F.scaled_dot_product_attention(q, k, v, bias).transpose(1, 2).flatten(2)
+        return y.to(h.dtype) if float8 else y
+    if attention.relative is None:
+        return _attention(_linear(h, layer), layer.bias, None, heads, float8)[0]
+    qkv = _linear(h, layer) if float8 else layer(h)
+    q = rearrange(qkv[..., : heads * width], "b n (h k) -> b h n k", h=heads)
+    return _attention(qkv, layer.bias.detach(), attention.relative(q), heads, float8)[0]
 
 
 def _expand(h: Float[Tensor, "b n d"], mlp: Any) -> tuple[Float[Tensor, "b n d"], Tensor]:
@@ -130,12 +150,9 @@ def _expand(h: Float[Tensor, "b n d"], mlp: Any) -> tuple[Float[Tensor, "b n d"]
 
 
 def _add_norm(
-    x: Float[Tensor, "b n d"], branch: _Branch | None, norm: nn.LayerNorm, float8: bool
+    x: Float[Tensor, "b n d"], branch: _Branch, norm: nn.LayerNorm, float8: bool
 ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b n d"]]:
     """The residual sum and its normalization."""
-    if branch is None:
-        h = norm(x)
-        return x, h.to(torch.float8_e4m3fn) if float8 else h
     y, bias, drop_path = branch
     scale, rate = None, getattr(drop_path, "p", 0.0)
     if rate and drop_path.training:
@@ -148,16 +165,19 @@ def _add_norm(
 @_kernel
 def _sum_norm_kernel(
     x, y, scale, gamma, beta, total, h, stats, rows, tokens, eps,
-    width: tl.constexpr, block: tl.constexpr, height: tl.constexpr, scaled: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr, height: tl.constexpr, added: tl.constexpr,
+    scaled: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(0) * height + tl.arange(0, height)[:, None]
     d = tl.arange(0, block)
     inside = (r < rows) & (d < width)
     at = r.to(tl.int64) * width + d
-    change = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-    if scaled:
-        change *= tl.load(scale + r // tokens, mask=r < rows, other=0.0)
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + change
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if added:
+        change = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+        if scaled:
+            change *= tl.load(scale + r // tokens, mask=r < rows, other=0.0)
+        value += change
     value = value.to(x.dtype.element_ty)
     tl.store(total + at, value, mask=inside)
     value = value.to(tl.float32)
@@ -214,8 +234,8 @@ def _sum_norm_gradient_kernel(
 
 @custom_op("vitrail::sum_norm", mutates_args=())
 def _sum_norm(
-    x: Tensor, y: Tensor, scale: Tensor | None, bias: Tensor, gamma: Tensor, beta: Tensor,
-    eps: float, float8: bool,
+    x: Tensor, y: Tensor | None, scale: Tensor | None, bias: Tensor | None, gamma: Tensor,
+    beta: Tensor, eps: float, float8: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The sum, its normalization, and mean and inverse deviation of each row."""
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
@@ -224,7 +244,7 @@ def _sum_norm(
     height = 4
     _sum_norm_kernel[(triton.cdiv(rows, height),)](
         x, y, scale, gamma, beta, total, h, stats, rows, x.shape[1], eps,
-        width, triton.next_power_of_2(width), height, scale is not None,
+        width, triton.next_power_of_2(width), height, y is not None, scale is not None,
     )  # fmt: skip
     return total, h, stats
 
@@ -276,8 +296,9 @@ def _sum_norm_backward(ctx: Any, grad_total: Tensor, grad_h: Tensor, _: Any) -> 
         total, stats, gamma, scale, grad_total.contiguous(), grad_h.contiguous()
     )
     bias, for_gamma, for_beta = sums.unbind(0)
-    grad_y = grad_x if scale is None else grad_y
-    return grad_x, grad_y, None, bias, for_gamma, for_beta, None, None
+    needs_y, needs_bias = ctx.needs_input_grad[1], ctx.needs_input_grad[3]
+    grad_y = (grad_x if scale is None else grad_y) if needs_y else None
+    return grad_x, grad_y, None, bias if needs_bias else None, for_gamma, for_beta, None, None
 
 
 _sum_norm.register_autograd(_sum_norm_backward, setup_context=_save_sum_norm)
@@ -411,8 +432,9 @@ _gelu_linear.register_autograd(_gelu_linear_backward, setup_context=_save_gelu_l
 
 @_kernel
 def _attention_kernel(
-    qkv, out, lse, scale, tokens,
+    qkv, relative, out, lse, scale, tokens, image_step, head_step, row_step, step,
     heads: tl.constexpr, head_width: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+    biased: tl.constexpr,
 ):  # fmt: skip
     """One head of one image: its keys and values stay on the chip while the queries pass by."""
     head = tl.program_id(0).to(tl.int64)
@@ -428,6 +450,11 @@ def _attention_kernel(
         inside = m[:, None] < tokens
         q = tl.load(qkv + m[:, None] * 3 * width + d, mask=inside, other=0.0)
         logits = tl.dot(q, tl.trans(k)) * scale
+        if biased:
+            place = relative + head // heads * image_step + head % heads * head_step
+            place += m[:, None] * row_step + n * step
+            more = tl.load(place, mask=inside & (n < tokens), other=0.0)
+            logits += more.to(tl.float32) * _LOG2_E
         logits = tl.where(n < tokens, logits, float("-inf"))
         top = tl.max(logits, 1)
         weights = tl.exp2(logits - top[:, None])  # pyrefly: ignore[bad-index]
@@ -439,8 +466,10 @@ def _attention_kernel(
 
 @_kernel
 def _attention_gradient_kernel(
-    qkv, out, lse, grad, grad_qkv, partial, scale, tokens,
+    qkv, relative, out, lse, grad, grad_qkv, grad_relative, partial, scale, tokens, image_step,
+    head_step, row_step, step,
     heads: tl.constexpr, head_width: tl.constexpr, rows: tl.constexpr, keys: tl.constexpr,
+    biased: tl.constexpr,
 ):  # fmt: skip
     """One head of one image. The weights are transposed, keys by queries, so that the products that
     sum over queries take them from registers."""
@@ -465,10 +494,18 @@ def _attention_gradient_kernel(
         dy = tl.load(grad + first + m[:, None] * width + d, mask=inside, other=0.0)
         norm = tl.load(lse + head * tokens + m, mask=m < tokens, other=0.0)
         mean = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)
-        weights = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * _LOG2_E) - norm)
-        weights = tl.where(known, weights, 0.0)
+        logits = tl.dot(k, tl.trans(q)) * (scale * _LOG2_E)
+        pair = known & (m < tokens)
+        if biased:
+            place = relative + head // heads * image_step + head % heads * head_step
+            place += m * row_step + n[:, None] * step
+            logits += tl.load(place, mask=pair, other=0.0).to(tl.float32) * _LOG2_E
+        weights = tl.where(known, tl.exp2(logits - norm), 0.0)
         grad_v += tl.dot(weights.to(v.dtype), dy)
         change = (weights * (tl.dot(v, tl.trans(dy)) - mean)).to(v.dtype)
+        if biased:
+            place = grad_relative + head * tokens * tokens + m * tokens + n[:, None]
+            tl.store(place, change, mask=pair)
         grad_k += tl.dot(change, q)
         total += tl.sum(change.to(tl.float32), 1)
         grad_q = tl.dot(tl.trans(k), change) * scale
@@ -485,54 +522,248 @@ def _attention_gradient_kernel(
 
 
 @custom_op("vitrail::attention", mutates_args=())
-def _attention(qkv: Tensor, bias: Tensor, heads: int, float8: bool) -> tuple[Tensor, Tensor]:
-    """Of query, key and value side by side; and the base-2 logarithm of each row's divisor."""
+def _attention(
+    qkv: Tensor, bias: Tensor, relative: Tensor | None, heads: int, float8: bool
+) -> tuple[Tensor, Tensor]:
+    """Of query, key and value side by side; and the base-2 logarithm of each row's divisor.
+
+    `relative` is added to the logits.
+    """
     b, n, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     out = _empty(qkv[..., :width], float8)
     lse = torch.empty(b, heads, n, device=qkv.device)
-    rows = 64
+    keys = _keys(n)
+    rows = min(64, keys)
     # With few heads, several programs share one.
     programs = (b * heads, 1 if b * heads >= 512 else triton.cdiv(n, rows))
     _attention_kernel[programs](
-        qkv, out, lse, _LOG2_E.value * (width // heads) ** -0.5, n, heads, width // heads, rows,
-        max(16, triton.next_power_of_2(n)), num_warps=4,
+        qkv, relative, out, lse, _LOG2_E.value * (width // heads) ** -0.5, n, *_steps(relative),
+        heads, width // heads, rows, keys, relative is not None, num_warps=4 if keys > 32 else 1,
     )  # fmt: skip
     return out, lse
 
 
+def _keys(tokens: int) -> int:
+    """The least that a product takes is 16."""
+    return max(16, triton.next_power_of_2(tokens))
+
+
+def _steps(relative: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0, 0) if relative is None else relative.stride()
+
+
 @_attention.register_fake
-def _(qkv, bias, heads, float8):
+def _(qkv, bias, relative, heads, float8):
     b, n, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
     return _empty(qkv[..., :width], float8), qkv.new_empty(b, heads, n, dtype=torch.float32)
 
 
 @custom_op("vitrail::attention_gradient", mutates_args=())
 def _attention_gradient(
-    qkv: Tensor, out: Tensor, lse: Tensor, grad: Tensor, heads: int
-) -> tuple[Tensor, Tensor]:
-    """The gradients of qkv and of the bias in it."""
+    qkv: Tensor, relative: Tensor | None, out: Tensor, lse: Tensor, grad: Tensor, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of qkv, of the bias in it, and of what is added to the logits."""
     b, n, width = out.shape
-    grad_qkv = torch.empty_like(qkv)
+    grad_qkv, keys = torch.empty_like(qkv), _keys(n)
     partial = torch.empty(b, 3 * width, device=qkv.device)
+    grad_relative = qkv.new_empty((b, heads, n, n) if relative is not None else 0)
     _attention_gradient_kernel[(b * heads,)](
-        qkv, out, lse, grad, grad_qkv, partial, (width // heads) ** -0.5, n, heads,
-        width // heads, 32, max(16, triton.next_power_of_2(n)), num_warps=8, num_stages=2,
+        qkv, relative, out, lse, grad, grad_qkv, grad_relative, partial, (width // heads) ** -0.5,
+        n, *_steps(relative), heads, width // heads, min(32, keys), keys, relative is not None,
+        num_warps=8 if keys > 32 else 1, num_stages=2,
     )  # fmt: skip
-    return grad_qkv, partial.sum(0)
+    return grad_qkv, partial.sum(0), grad_relative
 
 
 @_attention_gradient.register_fake
-def _(qkv, out, lse, grad, heads):
-    return torch.empty_like(qkv), qkv.new_empty(qkv.shape[-1], dtype=torch.float32)
+def _(qkv, relative, out, lse, grad, heads):
+    tokens = qkv.shape[1]
+    shape = (len(qkv), heads, tokens, tokens) if relative is not None else 0
+    sums = qkv.new_empty(qkv.shape[-1], dtype=torch.float32)
+    return torch.empty_like(qkv), sums, qkv.new_empty(shape)
 
 
 def _save_attention(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.save_for_backward(inputs[0], *output)
-    ctx.heads = inputs[2]
+    ctx.save_for_backward(inputs[0], inputs[2], *output)
+    ctx.heads = inputs[3]
 
 
 def _attention_backward(ctx: Any, grad: Tensor, _: Any) -> Any:
-    return *_attention_gradient(*ctx.saved_tensors, grad.contiguous(), ctx.heads), None, None
+    qkv, bias, relative = _attention_gradient(*ctx.saved_tensors, grad.contiguous(), ctx.heads)
+    return qkv, bias, relative if ctx.saved_tensors[1] is not None else None, None, None
 
 
 _attention.register_autograd(_attention_backward, setup_context=_save_attention)
+
+
+# GroupNorm, and the ReLU after it.
+
+
+def group_norm(
+    x: Float[Tensor, "b c y x"], norm: nn.GroupNorm, relu: bool
+) -> Float[Tensor, "b c y x"]:
+    """With the channels of a pixel side by side in memory, as convolutions prefer them."""
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    x = x.contiguous(memory_format=torch.channels_last)
+    return _group_norm(x, norm.weight, norm.bias, norm.num_groups, norm.eps, relu)[0]
+
+
+@_kernel
+def _sum_groups(x, size: tl.constexpr, block: tl.constexpr):
+    """The sum over its group, for each channel."""
+    if size >= 32:  # the block is one group
+        return tl.zeros((block,), tl.float32) + tl.sum(x, 0)
+    group = tl.arange(0, block) // size
+    return tl.sum(tl.where(group[:, None] == group, x, 0.0), 1)
+
+
+@_kernel
+def _group_norm_kernel(
+    x, y, gamma, beta, stats, area, channels, groups, eps,
+    size: tl.constexpr, block: tl.constexpr, rows: tl.constexpr, relu: tl.constexpr,
+):  # fmt: skip
+    """Some groups of one image, each of `size` channels, in a block of which the rest is empty."""
+    image, width = tl.program_id(0).to(tl.int64), block // size * size
+    c = tl.arange(0, block)
+    channel = tl.program_id(1) * width + c
+    inside = (c < width) & (channel < channels)
+    x += image * area * channels + channel
+    y += image * area * channels + channel
+    # Sums of differences from the first pixel lose nothing where the mean is large.
+    first = tl.load(x, mask=inside, other=0.0).to(tl.float32)
+    sums = tl.zeros((rows, block), tl.float32)
+    squares = tl.zeros((rows, block), tl.float32)
+    for start in range(0, area, rows):
+        r = start + tl.arange(0, rows)[:, None]
+        known = inside & (r < area)
+        value = tl.load(x + r * channels, mask=known, other=0.0).to(tl.float32)
+        value = tl.where(known, value - first, 0.0)
+        sums += value
+        squares += value * value
+    along = tl.sum(sums, 0) / area
+    spread = tl.sum(squares, 0) - area * along * along
+    own = tl.where(inside, first + along, 0.0)
+    mean = _sum_groups(own, size, block) / size
+    away = tl.where(inside, own - mean, 0.0)
+    spread = _sum_groups(tl.where(inside, spread, 0.0) + area * away * away, size, block)
+    inverse = tl.rsqrt(tl.maximum(spread, 0.0) / (area * size) + eps)
+    group = image * groups + channel // size
+    first_of_group = inside & (c % size == 0)
+    tl.store(stats + group, mean, mask=first_of_group)
+    tl.store(stats + tl.num_programs(0) * groups + group, inverse, mask=first_of_group)
+    scale = inverse * tl.load(gamma + channel, mask=inside, other=0.0)
+    shift = tl.load(beta + channel, mask=inside, other=0.0)
+    for start in range(0, area, rows):
+        r = start + tl.arange(0, rows)[:, None]
+        known = inside & (r < area)
+        value = tl.load(x + r * channels, mask=known, other=0.0).to(tl.float32)
+        value = (value - mean) * scale + shift
+        if relu:
+            value = tl.maximum(value, 0.0)
+        tl.store(y + r * channels, value.to(y.dtype.element_ty), mask=known)
+
+
+@_kernel
+def _group_norm_gradient_kernel(
+    x, grad, grad_x, gamma, beta, stats, partial, area, channels, groups,
+    size: tl.constexpr, block: tl.constexpr, rows: tl.constexpr, relu: tl.constexpr,
+):  # fmt: skip
+    """Also sums the gradients of gamma and beta over the pixels of an image."""
+    image, width = tl.program_id(0).to(tl.int64), block // size * size
+    c = tl.arange(0, block)
+    channel = tl.program_id(1) * width + c
+    inside = (c < width) & (channel < channels)
+    at = image * area * channels + channel
+    group = image * groups + channel // size
+    mean = tl.load(stats + group, mask=inside, other=0.0)
+    inverse = tl.load(stats + tl.num_programs(0) * groups + group, mask=inside, other=0.0)
+    weight = tl.load(gamma + channel, mask=inside, other=0.0)
+    offset = tl.load(beta + channel, mask=inside, other=0.0)
+    for_gamma = tl.zeros((rows, block), tl.float32)
+    for_beta = tl.zeros((rows, block), tl.float32)
+    for start in range(0, area, rows):
+        r = start + tl.arange(0, rows)[:, None]
+        known = inside & (r < area)
+        value = tl.load(x + at + r * channels, mask=known, other=0.0).to(tl.float32)
+        change = tl.load(grad + at + r * channels, mask=known, other=0.0).to(tl.float32)
+        normed = (value - mean) * inverse
+        if relu:
+            change = tl.where(normed * weight + offset > 0, change, 0.0)
+        for_gamma += normed * change
+        for_beta += change
+    along, total = tl.sum(for_gamma, 0), tl.sum(for_beta, 0)
+    tl.store(partial + image * 2 * channels + channel, along, mask=inside)
+    tl.store(partial + image * 2 * channels + channels + channel, total, mask=inside)
+    along = _sum_groups(along * weight, size, block) / (area * size)
+    total = _sum_groups(total * weight, size, block) / (area * size)
+    for start in range(0, area, rows):
+        r = start + tl.arange(0, rows)[:, None]
+        known = inside & (r < area)
+        value = tl.load(x + at + r * channels, mask=known, other=0.0).to(tl.float32)
+        change = tl.load(grad + at + r * channels, mask=known, other=0.0).to(tl.float32)
+        normed = (value - mean) * inverse
+        if relu:
+            change = tl.where(normed * weight + offset > 0, change, 0.0)
+        change = (change * weight - total - normed * along) * inverse
+        tl.store(grad_x + at + r * channels, change.to(grad_x.dtype.element_ty), mask=known)
+
+
+def _group_blocks(x: Tensor, groups: int) -> tuple[int, int, int]:
+    """Channels of a group and of a block, and the blocks of an image."""
+    size = x.shape[1] // groups
+    block = triton.next_power_of_2(size if size >= 32 else min(64, x.shape[1]))
+    return size, block, triton.cdiv(groups, block // size)
+
+
+@custom_op("vitrail::group_norm", mutates_args=())
+def _group_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """And the mean and inverse deviation of each group."""
+    size, block, blocks = _group_blocks(x, groups)
+    y, stats = torch.empty_like(x), torch.empty(2, len(x), groups, device=x.device)
+    _group_norm_kernel[(len(x), blocks)](
+        x, y, gamma, beta, stats, x.shape[2] * x.shape[3], x.shape[1], groups, eps,
+        size, block, max(1, 4096 // block), relu, num_warps=8,
+    )  # fmt: skip
+    return y, stats
+
+
+@_group_norm.register_fake
+def _(x, gamma, beta, groups, eps, relu):
+    return torch.empty_like(x), x.new_empty(2, len(x), groups, dtype=torch.float32)
+
+
+@custom_op("vitrail::group_norm_gradient", mutates_args=())
+def _group_norm_gradient(
+    x: Tensor, gamma: Tensor, beta: Tensor, stats: Tensor, grad: Tensor, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x, and of gamma and beta."""
+    groups = stats.shape[2]
+    size, block, blocks = _group_blocks(x, groups)
+    grad_x, partial = torch.empty_like(x), torch.empty(len(x), 2, x.shape[1], device=x.device)
+    _group_norm_gradient_kernel[(len(x), blocks)](
+        x, grad, grad_x, gamma, beta, stats, partial, x.shape[2] * x.shape[3], x.shape[1], groups,
+        size, block, max(1, 4096 // block), relu, num_warps=8,
+    )  # fmt: skip
+    return grad_x, partial.sum(0)
+
+
+@_group_norm_gradient.register_fake
+def _(x, gamma, beta, stats, grad, relu):
+    return torch.empty_like(x), x.new_empty(2, x.shape[1], dtype=torch.float32)
+
+
+def _save_group_norm(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:3], output[1])
+    ctx.relu = inputs[5]
+
+
+def _group_norm_backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    x, sums = _group_norm_gradient(*ctx.saved_tensors, grad, ctx.relu)
+    return x, *sums.unbind(0), None, None, None
+
+
+_group_norm.register_autograd(_group_norm_backward, setup_context=_save_group_norm)

@@ -149,9 +149,10 @@ class RelativePositions(nn.Module):
 
     def forward(self, q: Float[Tensor, "b h n k"]) -> Float[Tensor, "b h n n"]:
         """Logits to add to the scaled content logits."""
-        b, h, n, k = q.shape
-        table = resize_line(self.table, 2 * n - 1)
-        by_offset = torch.einsum("bhnk,mhk->bhnm", q, table.unflatten(-1, (h, k))) / k**0.5
-        place = torch.arange(n, device=q.device)
-        offset = place[:, None] - place[None, :] + n - 1
-        return by_offset.gather(-1, offset.expand(b, h, n, n))
+        _, h, n, k = q.shape
+        table = resize_line(self.table, 2 * n - 1).unflatten(-1, (h, k)) / k**0.5
+        by_offset = torch.einsum("bhnk,mhk->bhnm", q, F.pad(table.flip(0), (0, 0, 0, 0, 0, 1)))
+        # Row i is the n logits from n - 1 - i on: a view of rows one shorter, where an index would
+        # cost an atomic addition for each logit in the backward pass.
+        flat = by_offset.flatten(-2)[..., n - 1 : n - 1 + n * (2 * n - 1)]
+        return flat.unflatten(-1, (n, 2 * n - 1))[..., :n]

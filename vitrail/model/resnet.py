@@ -15,7 +15,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.model.classifier import Classifier, check_fields, lecun_normal, zero_head
+from vitrail.model.classifier import (
+    Classifier,
+    check_fields,
+    lecun_normal,
+    runs_kernels,
+    takes_kernels,
+    zero_head,
+)
 
 Root = Literal["imagenet", "small"]
 """The layers before the first stage: a strided convolution and a pool, or, for images of about 32
@@ -73,6 +80,30 @@ def _groups(channels: int) -> int:
     return next(count for count in range(most, 0, -1) if channels % count == 0)
 
 
+class Norm(nn.GroupNorm):
+    """GroupNorm, and a ReLU unless the sum with a shortcut comes first: on a GPU, one kernel."""
+
+    fused = False
+
+    def __init__(self, channels: int, eps: float = 1e-5, *, relu: bool = True) -> None:
+        super().__init__(_groups(channels), channels, eps)
+        self.relu = relu
+
+    def forward(self, input: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c y x"]:  # noqa: A002
+        if self.fused and takes_kernels(input):
+            from vitrail.model import kernels
+
+            return kernels.group_norm(input, self, self.relu)
+        y = super().forward(input)
+        return y.relu() if self.relu else y
+
+
+def fuse_norms(module: nn.Module, fused: bool) -> None:
+    for norm in module.modules():
+        if isinstance(norm, Norm):
+            norm.fused = fused
+
+
 class StandardizedConv(nn.Conv2d):
     """A convolution whose kernel has zero mean and unit variance for each output channel."""
 
@@ -94,23 +125,20 @@ class _PreActivationUnit(nn.Module):
     def __init__(self, inputs: int, middle: int, stride: int) -> None:
         super().__init__()
         outputs = 4 * middle
-        self.norm1 = nn.GroupNorm(_groups(inputs), inputs)
+        self.norm1 = Norm(inputs)
         self.conv1 = StandardizedConv(inputs, middle, 1)
-        self.norm2 = nn.GroupNorm(_groups(middle), middle)
+        self.norm2 = Norm(middle)
         self.conv2 = StandardizedConv(middle, middle, 3, stride)
-        self.norm3 = nn.GroupNorm(_groups(middle), middle)
+        self.norm3 = Norm(middle)
         self.conv3 = StandardizedConv(middle, outputs, 1)
         self.projection = None
         if stride != 1 or inputs != outputs:
             self.projection = StandardizedConv(inputs, outputs, 1, stride)
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b e v u"]:
-        y = self.norm1(x).relu()
+        y = self.norm1(x)
         shortcut = x if self.projection is None else self.projection(y)
-        y = self.conv1(y)
-        y = self.conv2(self.norm2(y).relu())
-        y = self.conv3(self.norm3(y).relu())
-        return shortcut + y
+        return shortcut + self.conv3(self.norm3(self.conv2(self.norm2(self.conv1(y)))))
 
 
 class ResNet(Classifier):
@@ -125,7 +153,7 @@ class ResNet(Classifier):
         for stage, units in enumerate(a.units):
             self.stages.append(_stage(_PreActivationUnit, channels, stage, units, a.width))
             channels = int(256 * a.width) * 2**stage
-        self.norm = nn.GroupNorm(_groups(channels), channels)
+        self.norm = Norm(channels)
         self.feature_width = channels
         self.head = zero_head(channels, a.classes, a.head_bias)
 
@@ -137,7 +165,12 @@ class ResNet(Classifier):
             x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
         for stage in self.stages:
             x = self.run(stage, x)
-        return self.norm(x).relu().flatten(2).mT
+        return self.norm(x).flatten(2).mT
+
+    def fuse(self, device: torch.device, precision: torch.dtype) -> bool:
+        self.fused = runs_kernels(device, precision)
+        fuse_norms(self.stages, self.fused)  # the last one is small, and keeps float32
+        return self.fused
 
 
 class SameConv(StandardizedConv):
@@ -161,9 +194,8 @@ def same_pad(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
     return F.pad(x, padding, value=value) if any(padding) else x
 
 
-def _norm(channels: int) -> nn.GroupNorm:
-    """GroupNorm with flax's epsilon."""
-    return nn.GroupNorm(_groups(channels), channels, eps=1e-6)
+_EPS = 1e-6
+"""Flax's epsilon."""
 
 
 class _PostActivationUnit(nn.Module):
@@ -172,18 +204,17 @@ class _PostActivationUnit(nn.Module):
     def __init__(self, inputs: int, middle: int, stride: int) -> None:
         super().__init__()
         outputs = 4 * middle
-        self.conv1, self.norm1 = SameConv(inputs, middle, 1), _norm(middle)
-        self.conv2, self.norm2 = SameConv(middle, middle, 3, stride), _norm(middle)
-        self.conv3, self.norm3 = SameConv(middle, outputs, 1), _norm(outputs)
+        self.conv1, self.norm1 = SameConv(inputs, middle, 1), Norm(middle, _EPS)
+        self.conv2, self.norm2 = SameConv(middle, middle, 3, stride), Norm(middle, _EPS)
+        self.conv3, self.norm3 = SameConv(middle, outputs, 1), Norm(outputs, _EPS, relu=False)
         nn.init.zeros_(self.norm3.weight)
         self.projection = self.projection_norm = None
         if stride != 1 or inputs != outputs:
             self.projection = SameConv(inputs, outputs, 1, stride)
-            self.projection_norm = _norm(outputs)
+            self.projection_norm = Norm(outputs, _EPS, relu=False)
 
     def forward(self, x: Float[Tensor, "b c y x"]) -> Float[Tensor, "b e v u"]:
-        y = self.norm1(self.conv1(x)).relu()
-        y = self.norm2(self.conv2(y)).relu()
+        y = self.norm2(self.conv2(self.norm1(self.conv1(x))))
         y = self.norm3(self.conv3(y))
         if self.projection is not None and self.projection_norm is not None:
             x = self.projection_norm(self.projection(x))
@@ -195,11 +226,11 @@ class _Root(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, root: Root) -> None:
         super().__init__()
-        self.conv, self.norm = SameConv(inputs, outputs, *ROOT_CONV[root]), _norm(outputs)
+        self.conv, self.norm = SameConv(inputs, outputs, *ROOT_CONV[root]), Norm(outputs, _EPS)
         self.pools = root == "imagenet"
 
     def forward(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d v u"]:
-        x = self.norm(self.conv(images)).relu()
+        x = self.norm(self.conv(images))
         return F.max_pool2d(same_pad(x, 3, 2, float("-inf")), 3, 2) if self.pools else x
 
 

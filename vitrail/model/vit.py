@@ -9,7 +9,6 @@ Weights are initialized as in the reference, in JAX; torch's defaults differ in 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -19,7 +18,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.errors import VitrailError
-from vitrail.model.classifier import Classifier, check_fields, lecun_normal, zero_head
+from vitrail.model.classifier import (
+    Classifier,
+    check_fields,
+    lecun_normal,
+    runs_kernels,
+    takes_kernels,
+    zero_head,
+)
 from vitrail.model.positions import (
     FactorizedPositions,
     Grid,
@@ -29,7 +35,7 @@ from vitrail.model.positions import (
     RelativePositions,
     SinCosPositions,
 )
-from vitrail.model.resnet import Backbone, Factor, Root, stride_of, width_factor
+from vitrail.model.resnet import Backbone, Factor, Root, fuse_norms, stride_of, width_factor
 
 ALL = slice(None)
 
@@ -355,6 +361,13 @@ class ViT(Classifier):
         x = self.encode(x, grid)
         return x if self.architecture.norm_after_pool else self.norm(x)
 
+    def features(self, images: Float[Tensor, "b c y x"]) -> Float[Tensor, "b d"]:
+        a = self.architecture
+        if not self.fused or a.pool != "class" or a.norm_after_pool:
+            return super().features(images)
+        # Only the class token needs the last norm.
+        return self.pool_tokens(self.norm(self.encode(*self.embed(images))[:, :1]))
+
     def embed(
         self, images: Float[Tensor, "b c y x"], corrupt: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Float[Tensor, "b n d"], Grid]:
@@ -385,14 +398,21 @@ class ViT(Classifier):
         if self._uses_kernels(x):
             from vitrail.model import kernels
 
-            return kernels.encode(x, list(self.blocks))
+            return kernels.encode(x, self, grid)
         if a.axial:
             x = rearrange(x, "b (y x) d -> b y x d", y=grid[0])
         for i, block in enumerate(self.blocks):
-            if i and a.injection != "stem":
-                x = self.positions[i if a.injection == "every" else 0](x, grid)
+            if positions := self.positions_before(i):
+                x = positions(x, grid)
             x = self.run(block, x)
         return x.flatten(1, 2) if a.axial else x
+
+    def positions_before(self, layer: int) -> nn.Module | None:
+        """The positions that are added again before a layer, if any are."""
+        injection = self.architecture.injection
+        if not layer or injection == "stem":
+            return None
+        return self.positions[layer if injection == "every" else 0]
 
     def pool_tokens(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b e"]:
         """The vector that the head reads (Eq. 4), after the hidden layer of a pre-training head."""
@@ -413,20 +433,17 @@ class ViT(Classifier):
         return [block.attention for block in self.blocks]  # type: ignore[misc]
 
     def fuse(self, device: torch.device, precision: torch.dtype) -> bool:
-        half = precision in (torch.bfloat16, torch.float16)
-        if device.type == "cuda" and half and find_spec("triton") is not None:
+        capable = runs_kernels(device, precision)
+        if self.backbone is not None:
+            fuse_norms(self.backbone, capable)
+        if capable and not self.activation_checkpointing:
             from vitrail.model import kernels
 
-            capable = torch.cuda.get_device_capability(device) in kernels.CAPABILITIES
-            covered = kernels.supports(self.architecture) and not self.activation_checkpointing
-            self.fused = capable and covered
+            self.fused = kernels.supports(self.architecture)
         return self.fused
 
     def _uses_kernels(self, x: Tensor) -> bool:
-        """A model that was fused may have moved, or its input may be of another precision."""
-        autocast = torch.is_autocast_enabled("cuda")
-        kind = torch.get_autocast_dtype("cuda") if autocast else x.dtype
-        return self.fused and x.is_cuda and kind in (torch.bfloat16, torch.float16)
+        return self.fused and takes_kernels(x)
 
     def replace_head(self, classes: int, bias: float = 0.0) -> None:
         """Replace the pre-training head, with its hidden layer, by a zero linear one."""

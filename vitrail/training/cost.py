@@ -53,14 +53,14 @@ def plan_compilation(
     """Whether to compile the model, and a note for the terminal.
 
     `system.compile=auto` compiles on a GPU if that saves more time than it takes. Fused kernels
-    leave little to gain, except in the ResNet of a hybrid.
+    leave little to gain, except in a ResNet.
     """
     choice, length = config.system.compile, 60 * config.train.minutes
     if config.train.freeze or not choice or (choice == "auto" and devices.device.type != "cuda"):
         return False, ""
     if choice != "auto":
         return True, "compiled"
-    if model.fused and model.architecture.backbone is None:
+    if model.fused and getattr(model.architecture, "backbone", ()) is None:
         return False, "fused kernels"
     if not length:
         flops = 6e9 * model_cost(model.architecture).gmacs * config.train.batch

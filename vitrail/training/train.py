@@ -295,16 +295,9 @@ def _train_state(
 
 def _records(objective: Objective, config: Config, devices: Devices) -> bool:
     """Whether forward and backward pass are recorded as CUDA graphs."""
-    model, choice = objective.model, config.system.graphs
     alone = devices.device.type == "cuda" and devices.world == 1
-    if not alone or config.train.freeze or model.activation_checkpointing:
-        return False
-    # On request only, until it is measured: random numbers inside a pass, other objectives, and
-    # models without fused kernels.
-    if choice is True or not model.fused:
-        return choice is True
-    draws = model.architecture.drop_path or model.architecture.embedding_dropout
-    return choice == "auto" and objective.compiled is model and not draws
+    changes = config.train.freeze or objective.model.activation_checkpointing
+    return config.system.graphs is not False and alone and not changes
 
 
 def _blank_batch(objective: Objective, config: Config, devices: Devices) -> TrainingBatch:
@@ -324,8 +317,8 @@ def _fuse(model: Classifier, config: Config, devices: Devices) -> None:
         model.fuse(devices.device, devices.precision)
     if system.kernels == "fused" and not model.fused:
         raise VitrailError(
-            "system.kernels=fused needs an A100 or later, half precision, and a ViT without "
-            "dropout, LayerScale, relative positions or system.recompute; use system.kernels=auto"
+            "system.kernels=fused needs an A100 or later, half precision, and a ResNet or a ViT "
+            "without dropout, LayerScale or system.recompute; use system.kernels=auto"
         )
 
 
