@@ -150,6 +150,13 @@ def test_lines_are_compared_at_equal_x():
     assert part.estimate.mean == pytest.approx(mean, abs=1e-3)
 
 
+def test_the_point_that_two_lines_share_is_no_comparison():
+    begun = lines()
+    begun.by_cell.update({name: {} for name in begun.by_cell if name not in ("a2", "b2")})
+    (part,) = decide(claim("above at equal x", pairs=(("a", "b"),)), begun).parts
+    assert part.estimate is None
+
+
 def test_points_of_a_line_at_the_same_x_are_averaged():
     found = lines()
     twice = {"a2": {0: {"gmacs": 16.0, "top1": 0.7}, 1: {"gmacs": 16.0, "top1": 0.7001}}}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import vitrail
 from tests.processes import start
@@ -250,6 +251,7 @@ def test_after_the_time_no_run_is_started(described, tmp_path, monkeypatch, caps
 
 
 def in_another_process(folder: Path, name: str) -> None:
+    torch.set_num_threads(1)  # a forked process has none of the others that its parent used
     design = load_experiment(name).at("smoke")
     Study([design], folder, "cpu").work()
 
@@ -291,6 +293,8 @@ def hold(folder: Path, busy, done) -> None:
 def test_jobs_are_processes_of_the_same_study(described, tmp_path):
     result = run(described(), tmp_path, jobs=2)
     assert result["experiments"][0]["done"] == 4
+    page = Path(result["experiments"][0]["page"]).read_text(encoding="utf-8")
+    assert "2 runs at a time, each of which takes longer than alone" in page
 
 
 def test_jobs_end_with_the_process_that_started_them(described, tmp_path):

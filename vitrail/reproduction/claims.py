@@ -325,7 +325,7 @@ class _Gaps:
 def _gaps(first: Line, second: Line) -> _Gaps | None:
     """None where the lines have no common range."""
     (x1, y1), (x2, y2) = first, second
-    if not x1 or not x2:
+    if not x1 or not x2 or len(x1) == len(x2) == 1:  # points make no line, as in a study just begun
         return None
     low, high = max(x1[0], x2[0]), min(x1[-1], x2[-1])
     if low > high:

@@ -46,7 +46,7 @@ _TITLES = {
     "distance_growth": "growth of attention distance",
     "head_spread_fall": "fall of its spread over heads",
     "row_column_similarity": "similarity in rows and columns",
-    "pretraining_device_days": "device-days of pre-training",
+    "pretraining_device_days": "pre-training, device time",
 }
 _IMAGES = {
     "filters": "Filters of the patch embedding, principal components",
@@ -274,6 +274,8 @@ def figure(results: Results, cell: Cell, measure: str = "") -> str:
     std = stdev(values) if len(values) > 1 else None
     if measure in _FRACTIONS:
         text = f"{mean_std(fmean(values), std)}%"
+    elif measure == "pretraining_device_days":
+        text = duration(86_400 * fmean(values))
     else:
         text = significant(fmean(values)) + (f" ± {significant(std)}" if std else "")
     if len(values) < results.design.seeds:
@@ -416,6 +418,8 @@ def _conditions(results: Iterable[Mapping[str, Any]]) -> list[str]:
         versions = result.get("versions", {})
         parts = [result.get("hardware", ""), result.get("precision", "")]
         parts += [f"{name} {versions[name]}" for name in ("vitrail", "torch") if name in versions]
+        if result.get("jobs", 1) > 1:
+            parts.append(f"{result['jobs']} runs at a time, each of which takes longer than alone")
         text = " · ".join(filter(None, parts))
         found[text] = found.get(text, 0) + 1
     return [f"{text} ({plural(n, 'run')})" for text, n in found.items()]

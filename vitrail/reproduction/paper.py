@@ -58,6 +58,7 @@ def paper(
     if jobs < 1 or not minutes >= 0:
         raise VitrailError("--jobs and --minutes: expected numbers above zero")
     study = _open_study(names, settings, scale, out, device)
+    study.jobs = jobs
     _check_data(study)
     make_folder(study.folder / "results")
     _announce(study, scale)
@@ -102,8 +103,9 @@ def _open_study(
 
 
 def _with_note(design: Design, overrides: Mapping[str, Any]) -> Design:
-    """A page says which settings were given."""
-    given = ", ".join(f"{key}={value}" for key, value in overrides.items())
+    """A page says which settings were given, but for those that change no result."""
+    kept = {key: value for key, value in overrides.items() if not key.startswith("system.")}
+    given = ", ".join(f"{key}={value}" for key, value in kept.items())
     note = f"{design.scale.note} With {given}.".strip() if given else design.scale.note
     return replace(design, scale=replace(design.scale, note=note))
 
@@ -191,7 +193,7 @@ def _help(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
     with _threads(jobs):
-        Study(designs, folder, device, overrides).work(deadline)
+        Study(designs, folder, device, overrides, jobs).work(deadline)
 
 
 def _end_with_parent() -> None:

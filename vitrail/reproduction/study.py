@@ -117,6 +117,8 @@ class Study:
     device: str = "auto"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Settings on top of those of each first stage."""
+    jobs: int = 1
+    """Processes that share the device, and so the time and energy of their runs."""
     failures: dict[str, str] = field(default_factory=dict)
     """Why tasks failed, by key."""
     _results: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -342,6 +344,7 @@ class Study:
             "parent": task.parent.key if task.parent else None,
             "trial": task.trial,
             "seed": task.config.seed,
+            "jobs": self.jobs,
             "measured": sorted({*task.measures, *before.get("measured", ())}),
             **found,
         }
