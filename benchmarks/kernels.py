@@ -1,23 +1,30 @@
 """Speed of fused kernels on a GPU beside timm's compiled models, as ratios of interleaved runs.
 
-    python benchmarks/kernels.py [--models B/16 S/16] [--only train inference]
+    python benchmarks/kernels.py [--models B/16 S/16] [--only train inference attention launches]
 
 Training: forward, backward, clipping and AdamW under bfloat16 autocast, batch 256; Vitrail with
 fused kernels and CUDA graphs, timm compiled. Inference: bfloat16 weights, batch 512; Vitrail in
 bfloat16 and with 8-bit matrix products, timm compiled; then the latency of a single image.
-Each round times every model once; figures are medians, ratios are timm's time over Vitrail's.
+Attention: forward and backward at several lengths, beside PyTorch's flash kernel; `launches` tries
+other ways of starting the backward kernel.
+Each round times every model once; figures are medians, ratios are the first one's time over
+each other's.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 import timm
 import torch
 import torch.nn.functional as F
+import triton
+from einops import rearrange
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import vitrail
 from vitrail.devices import graph_forward, peak_memory, reset_peak
@@ -125,13 +132,89 @@ def infer(variant: str) -> None:
     report(f"{variant} inference, one image", milliseconds(latency, 60), {})
 
 
+SHAPES = {
+    "S/4 at 32 px": (1024, 64, 12, 32),
+    "Ti/4 at 32 px, class token": (512, 65, 3, 64),
+    "B/16 at 224 px": (256, 197, 12, 64),
+}
+"""Images, tokens, heads, width of a head."""
+
+
+def attention_call(attend: Callable[..., Tensor], shape: Sequence[int]) -> Callable[[], object]:
+    """Forward and backward from query, key and value side by side, recorded."""
+    images, tokens, heads, width = shape
+    qkv = torch.randn(images, tokens, 3 * heads * width, device=DEVICE, dtype=HALF)
+    bias = torch.zeros(3 * heads * width, device=DEVICE)
+    qkv.requires_grad_(True), bias.requires_grad_(True)
+    grad = torch.randn(images, tokens, heads * width, device=DEVICE, dtype=HALF)
+    return record(lambda: torch.autograd.grad(attend(qkv, bias, heads), (qkv, bias), grad))
+
+
+def fused_attention(qkv: Tensor, bias: Tensor, heads: int) -> Tensor:
+    """The gradient of the bias is part of it."""
+    return kernels._attention(qkv, bias, None, heads, False)[0]
+
+
+def flash_attention(qkv: Tensor, bias: Tensor, heads: int) -> Tensor:
+    """With the sum for the bias that comes after it."""
+    q, k, v = rearrange(qkv + bias.to(qkv), "b n (c h k) -> c b h n k", c=3, h=heads).unbind(0)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def attention() -> None:
+    """Compares attention."""
+    for name, shape in SHAPES.items():
+        calls = {
+            "flash": attention_call(flash_attention, shape),
+            "fused": attention_call(fused_attention, shape),
+        }
+        report(f"attention of {name}", milliseconds(calls), {})
+
+
+LAUNCHES = [
+    (rows, {"num_warps": warps, "num_stages": 2, **registers})
+    for rows, warps, registers in (
+        (16, 2, {}),
+        (16, 4, {}),
+        (32, 4, {}),
+        (32, 4, {"maxnreg": 128}),
+        (32, 8, {"maxnreg": 80}),
+        (64, 4, {}),
+        (64, 8, {}),
+    )
+]
+"""Queries at a time, and options of Triton; each takes about two seconds to compile."""
+
+
+def launches() -> None:
+    """Compares ways of starting the backward kernel of attention; the first is the one in use."""
+    chosen = kernels.gradient_launch
+    for name, shape in SHAPES.items():
+        calls = {"in use": attention_call(fused_attention, shape)}
+        for launch in LAUNCHES:
+            kernels.gradient_launch = lambda keys, launch=launch: launch
+            with suppress(triton.runtime.errors.OutOfResources):
+                calls[str(launch)] = attention_call(fused_attention, shape)
+        kernels.gradient_launch = chosen
+        report(f"attention of {name}", milliseconds(calls), {})
+
+
 def recorded(model: nn.Module, images: Tensor) -> Callable[[], object]:
     """The forward pass as a CUDA graph."""
-    for _ in range(3):
-        model(images)
+    return record(lambda: model(images))
+
+
+def record(call: Callable[[], object]) -> Callable[[], object]:
+    """A call as a CUDA graph."""
+    aside = torch.cuda.Stream()
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        model(images)
+        call()
     return graph.replay
 
 
@@ -149,6 +232,10 @@ def main() -> None:
             train(variant)
         if "inference" in arguments.only:
             infer(variant)
+    if "attention" in arguments.only:
+        attention()
+    if "launches" in arguments.only:
+        launches()
 
 
 if __name__ == "__main__":

@@ -548,6 +548,11 @@ def _keys(tokens: int) -> int:
     return max(16, triton.next_power_of_2(tokens))
 
 
+def gradient_launch(keys: int) -> tuple[int, dict[str, int]]:
+    """Queries at a time, and options of Triton (`benchmarks/kernels.py --only launches`)."""
+    return min(32, keys), {"num_warps": 8 if keys > 32 else 1, "num_stages": 2}
+
+
 def _steps(relative: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if relative is None else relative.stride()
 
@@ -565,12 +570,12 @@ def _attention_gradient(
     """The gradients of qkv, of the bias in it, and of what is added to the logits."""
     b, n, width = out.shape
     grad_qkv, keys = torch.empty_like(qkv), _keys(n)
+    rows, options = gradient_launch(keys)
     partial = torch.empty(b, 3 * width, device=qkv.device)
     grad_relative = qkv.new_empty((b, heads, n, n) if relative is not None else 0)
     _attention_gradient_kernel[(b * heads,)](
         qkv, relative, out, lse, grad, grad_qkv, grad_relative, partial, (width // heads) ** -0.5,
-        n, *_steps(relative), heads, width // heads, min(32, keys), keys, relative is not None,
-        num_warps=8 if keys > 32 else 1, num_stages=2,
+        n, *_steps(relative), heads, width // heads, rows, keys, relative is not None, **options,
     )  # fmt: skip
     return grad_qkv, partial.sum(0), grad_relative
 
