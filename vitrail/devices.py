@@ -7,11 +7,12 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -317,6 +318,51 @@ def _recorded(model: nn.Module, plain: Any, inputs: tuple[Tensor, ...]) -> Any:
     # What the passes before the recording have drawn does not count.
     torch.cuda.set_rng_state(state)
     return model.forward
+
+
+def graph_inference(function: Callable[[Tensor], Tensor], most: int) -> Callable[[Tensor], Tensor]:
+    """A function of a batch on a CUDA device that replays graphs for up to `most` images.
+
+    There is a graph for 1, 2, 4, … images, each recorded when it is first needed; batches between
+    them are padded.
+    """
+    recorded: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
+    lock = Lock()
+
+    @torch.inference_mode()
+    def call(images: Tensor) -> Tensor:
+        count = len(images)
+        if not 0 < count <= most:
+            return function(images)
+        padded = images.new_zeros(1 << (count - 1).bit_length(), *images.shape[1:])
+        padded[:count] = images
+        with lock:  # the graphs read and write memory of their own
+            if padded.shape not in recorded:
+                recorded[padded.shape] = _record_inference(function, padded)
+            return recorded[padded.shape](padded)[:count].clone()
+
+    return call
+
+
+def _record_inference(
+    function: Callable[[Tensor], Tensor], images: Tensor
+) -> Callable[[Tensor], Tensor]:
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # kernels are chosen and compiled
+        for _ in range(2):
+            function(images)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        outputs = function(images)
+
+    def replay(batch: Tensor) -> Tensor:
+        images.copy_(batch)
+        graph.replay()
+        return outputs
+
+    return replay
 
 
 def parallelize(task: nn.Module, parallel: Literal["ddp", "fsdp"], where: Devices) -> nn.Module:

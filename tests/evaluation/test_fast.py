@@ -9,6 +9,7 @@ from PIL import Image
 
 import vitrail
 from tests.models import small
+from vitrail import devices
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.evaluation import fast
 from vitrail.evaluation.fast import Form, choose_form
@@ -40,6 +41,20 @@ def test_every_form_is_the_same_model(kind, form):
         assert features.shape == model.features(PIXELS).shape
         # The model that was copied is as it was.
         assert torch.equal(model(PIXELS), expected)
+
+
+def test_graphs_are_recorded_once_for_each_size(monkeypatch):
+    sizes = []
+
+    def record(function, images):
+        sizes.append(len(images))
+        return function
+
+    monkeypatch.setattr(devices, "_record_inference", record)
+    twice = devices.graph_inference(lambda images: 2 * images, most=4)
+    for count in (1, 3, 4, 5, 2, 3, 0):
+        assert torch.equal(twice(PIXELS[:count]), 2 * PIXELS[:count])
+    assert sizes == [1, 4, 2]
 
 
 def wrong(model):

@@ -1,5 +1,6 @@
 """What only an NVIDIA GPU can show."""
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 
@@ -15,7 +16,7 @@ from vitrail.data.dataset import ArraySource
 from vitrail.data.decoded import CutImages, decode_images, decoded_batches
 from vitrail.data.loader import RankBatchSampler, ShuffledOrder, prepared_ahead, training_batches
 from vitrail.data.preprocessing import Preprocessing
-from vitrail.devices import Devices, graph_forward
+from vitrail.devices import Devices, graph_forward, graph_inference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 KINDS = [torch.bfloat16, torch.float16]
@@ -92,6 +93,22 @@ def test_gelu_of_cublas_is_the_approximation():
     found = torch._addmm_activation(zero, x, identity, use_gelu=True)
     near = distance(found, F.gelu(x.double(), approximate="tanh"))
     assert near < 0.1 * distance(found, F.gelu(x.double()))
+
+
+@torch.inference_mode()
+def test_small_batches_are_replayed():
+    model = small().bfloat16().eval()
+    assert model.fuse(torch.device("cuda"), torch.bfloat16)
+    replayed = graph_inference(model.features, most=8)
+    images = torch.randn(9, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    expected = model.features(images).float()
+    for rows in (slice(0, 1), slice(1, 4), slice(0, 8), slice(2, 5), slice(0, 9), slice(8, 9)):
+        found = replayed(images[rows]).float()
+        assert distance(found, expected[rows]) < 2e-2
+    first = replayed(images[:1])
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: replayed(images[:1]), range(20)))
+    assert all(torch.equal(one, first) for one in found)
 
 
 def steps(model, optimizer, numbers):
