@@ -6,7 +6,7 @@ Training: forward, backward, clipping and AdamW under bfloat16 autocast, batch 2
 fused kernels and CUDA graphs, timm compiled. Inference: bfloat16 weights, batch 512; Vitrail in
 bfloat16 and with 8-bit matrix products, timm compiled; then the latency of a single image.
 Attention: forward and backward at several lengths, beside PyTorch's flash kernel; `launches` tries
-other ways of starting the backward kernel.
+other ways of starting its backward kernel and that of the norms.
 Each round times every model once; figures are medians, ratios are the first one's time over
 each other's.
 """
@@ -188,6 +188,37 @@ LAUNCHES = [
 """Queries at a time, and options of Triton; each takes about two seconds to compile."""
 
 
+NORMS = {"S/4 at 32 px": (1024, 64, 384), "Ti/4 at 32 px": (512, 65, 192), "B/16": (256, 197, 768)}
+"""Images, tokens and width."""
+NORM_LAUNCHES = [(16, 2, 1), (32, 1, 1), (32, 2, 1), (16, 4, 2), (24, 1, 1)]
+"""Programs on a multiprocessor, rows at a time and warps."""
+
+
+def norm_call(shape: Sequence[int]) -> Callable[[], object]:
+    """The backward pass of a residual sum and its normalization, recorded."""
+    x, grad_total, grad_h = (torch.randn(*shape, device=DEVICE, dtype=HALF) for _ in range(3))
+    norm = nn.LayerNorm(shape[-1], device=DEVICE)
+    total, _, stats = kernels._sum_norm(
+        x, x, None, norm.bias, norm.weight, norm.bias, norm.eps, False
+    )
+    return record(
+        lambda: kernels._sum_norm_gradient(total, stats, norm.weight, None, grad_total, grad_h)
+    )
+
+
+@torch.no_grad()
+def norm_launches() -> None:
+    """Compares ways of starting the backward kernel of the norms."""
+    chosen = kernels.norm_launch
+    for name, shape in NORMS.items():
+        calls = {"in use": norm_call(shape)}
+        for launch in NORM_LAUNCHES:
+            kernels.norm_launch = lambda block, launch=launch: launch
+            calls[str(launch)] = norm_call(shape)
+        kernels.norm_launch = chosen
+        report(f"norm of {name}", milliseconds(calls), {})
+
+
 def launches() -> None:
     """Compares ways of starting the backward kernel of attention; the first is the one in use."""
     chosen = kernels.gradient_launch
@@ -237,6 +268,7 @@ def main() -> None:
         attention()
     if "launches" in arguments.only:
         launches()
+        norm_launches()
 
 
 if __name__ == "__main__":

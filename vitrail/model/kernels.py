@@ -268,15 +268,20 @@ def _sum_norm_gradient(
     grad_x = torch.empty_like(total)
     grad_y = torch.empty_like(total) if scale is not None else total.new_empty(0)
     block = triton.next_power_of_2(width)
-    # One warp for one row of up to 1,024 numbers: sums along rows then need no barrier.
-    warps, height = max(1, block // 1024), max(1, min(2, 512 // block))
-    programs = _programs(total, 16 if block < 1024 else 8, rows)
+    each, height, warps = norm_launch(block)
+    programs = _programs(total, each, rows)
     partial = torch.empty(programs, 3, width, device=total.device)
     _sum_norm_gradient_kernel[(programs,)](
         total, stats, gamma, scale, grad_total, grad_h, grad_x, grad_y, partial, rows,
         total.shape[1], width, block, height, scale is not None, num_warps=warps,
     )  # fmt: skip
     return grad_x, grad_y, partial.sum(0)
+
+
+def norm_launch(block: int) -> tuple[int, int, int]:
+    """Programs on a multiprocessor, rows at a time, and warps, of which one has a row of up to
+    1,024 numbers: sums along rows then need no barrier."""
+    return 16 if block < 1024 else 8, max(1, min(2, 512 // block)), max(1, block // 1024)
 
 
 @_sum_norm_gradient.register_fake
