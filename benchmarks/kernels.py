@@ -28,7 +28,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import vitrail
 from vitrail.devices import graph_forward, peak_memory, reset_peak
-from vitrail.model import kernels
+from vitrail.model.kernels import attention as attention_kernels
+from vitrail.model.kernels import encoder
+from vitrail.model.kernels import sum_norm as norm_kernels
 
 DEVICE = torch.device("cuda")
 HALF = torch.bfloat16
@@ -113,7 +115,7 @@ def infer(variant: str) -> None:
         return model
 
     plain, fused, float8 = ours().unfused(), ours(), ours()
-    kernels.quantize(float8.blocks)  # type: ignore[arg-type]
+    encoder.quantize(float8.blocks)  # type: ignore[arg-type]
     theirs = timm.create_model(PEERS[variant], num_classes=1000).to(DEVICE, HALF).eval()
     images = torch.randn(INFERENCE, 3, 224, 224, device=DEVICE, dtype=HALF)
     models: dict[str, Callable[[Tensor], Tensor]] = {
@@ -152,7 +154,7 @@ def attention_call(attend: Callable[..., Tensor], shape: Sequence[int]) -> Calla
 
 def fused_attention(qkv: Tensor, bias: Tensor, heads: int) -> Tensor:
     """The gradient of the bias is part of it."""
-    return kernels._attention(qkv, bias, None, heads, False)[0]
+    return attention_kernels.attend(qkv, bias, None, heads, False)[0]
 
 
 def flash_attention(qkv: Tensor, bias: Tensor, heads: int) -> Tensor:
@@ -198,37 +200,37 @@ def norm_call(shape: Sequence[int]) -> Callable[[], object]:
     """The backward pass of a residual sum and its normalization, recorded."""
     x, grad_total, grad_h = (torch.randn(*shape, device=DEVICE, dtype=HALF) for _ in range(3))
     norm = nn.LayerNorm(shape[-1], device=DEVICE)
-    total, _, stats = kernels._sum_norm(
+    total, _, stats = norm_kernels.sum_norm(
         x, x, None, norm.bias, norm.weight, norm.bias, norm.eps, False
     )
     return record(
-        lambda: kernels._sum_norm_gradient(total, stats, norm.weight, None, grad_total, grad_h)
+        lambda: norm_kernels.sum_norm_gradient(total, stats, norm.weight, None, grad_total, grad_h)
     )
 
 
 @torch.no_grad()
 def norm_launches() -> None:
     """Compares ways of starting the backward kernel of the norms."""
-    chosen = kernels.norm_launch
+    chosen = norm_kernels.gradient_launch
     for name, shape in NORMS.items():
         calls = {"in use": norm_call(shape)}
         for launch in NORM_LAUNCHES:
-            kernels.norm_launch = lambda block, launch=launch: launch
+            norm_kernels.gradient_launch = lambda block, launch=launch: launch
             calls[str(launch)] = norm_call(shape)
-        kernels.norm_launch = chosen
+        norm_kernels.gradient_launch = chosen
         report(f"norm of {name}", milliseconds(calls), {})
 
 
 def launches() -> None:
     """Compares ways of starting the backward kernel of attention; the first is the one in use."""
-    chosen = kernels.gradient_launch
+    chosen = attention_kernels.gradient_launch
     for name, shape in SHAPES.items():
         calls = {"in use": attention_call(fused_attention, shape)}
         for launch in LAUNCHES:
-            kernels.gradient_launch = lambda keys, launch=launch: launch
+            attention_kernels.gradient_launch = lambda keys, launch=launch: launch
             with suppress(triton.runtime.errors.OutOfResources):
                 calls[str(launch)] = attention_call(fused_attention, shape)
-        kernels.gradient_launch = chosen
+        attention_kernels.gradient_launch = chosen
         report(f"attention of {name}", milliseconds(calls), {})
 
 

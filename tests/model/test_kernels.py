@@ -67,7 +67,7 @@ def test_hooks_see_every_module_of_a_fused_model(monkeypatch):
         raise AssertionError("fused")
 
     monkeypatch.setattr("vitrail.model.vit.takes_kernels", lambda x: True)
-    monkeypatch.setattr("vitrail.model.kernels.encode", fails)
+    monkeypatch.setattr("vitrail.model.kernels.encoder.encode", fails)
     with pytest.raises(AssertionError, match="fused"):
         model(images)
     maps, outputs = model.attention(images), model.intermediates(images, ["blocks.1"])

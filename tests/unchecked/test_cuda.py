@@ -201,12 +201,12 @@ def test_batches_are_the_same_wherever_images_are_kept():
 
 
 def test_float8_keeps_features():
-    from vitrail.model import kernels
+    from vitrail.model.kernels.encoder import quantize
 
     model = small().eval().bfloat16()
     images = torch.randn(8, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         truth = model.features(images).double()
         assert model.fuse(torch.device("cuda"), torch.bfloat16)
-        kernels.quantize(model.blocks)
+        quantize(model.blocks)
         assert distance(model.features(images), truth) < 0.15

@@ -154,9 +154,9 @@ def _half(model: Classifier) -> Classifier:
 
 
 def _float8(model: Any) -> Classifier:
-    from vitrail.model import kernels
+    from vitrail.model.kernels.encoder import quantize
 
-    kernels.quantize(_half(model).blocks)  # type: ignore[arg-type]
+    quantize(_half(model).blocks)  # type: ignore[arg-type]
     return model
 
 

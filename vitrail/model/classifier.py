@@ -197,9 +197,9 @@ def runs_kernels(device: torch.device, precision: torch.dtype) -> bool:
     """Whether `vitrail.model.kernels` runs there."""
     if device.type != "cuda" or precision not in _HALF or find_spec("triton") is None:
         return False
-    from vitrail.model import kernels
+    from vitrail.model.kernels import CAPABILITIES
 
-    return torch.cuda.get_device_capability(device) in kernels.CAPABILITIES
+    return torch.cuda.get_device_capability(device) in CAPABILITIES
 
 
 def takes_kernels(x: Tensor) -> bool:

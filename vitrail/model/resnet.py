@@ -91,9 +91,9 @@ class Norm(nn.GroupNorm):
 
     def forward(self, input: Float[Tensor, "b c y x"]) -> Float[Tensor, "b c y x"]:  # noqa: A002
         if self.fused and takes_kernels(input):
-            from vitrail.model import kernels
+            from vitrail.model.kernels.group_norm import group_norm
 
-            return kernels.group_norm(input, self, self.relu)
+            return group_norm(input, self, self.relu)
         y = super().forward(input)
         return y.relu() if self.relu else y
 

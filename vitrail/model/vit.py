@@ -376,9 +376,9 @@ class ViT(Classifier):
         if self.backbone is not None:
             x = self.run(self.backbone, x)
         if self._uses_kernels(x):
-            from vitrail.model import kernels
+            from vitrail.model.kernels import encoder
 
-            x = kernels.embed(x, self.embedding)
+            x = encoder.embed(x, self.embedding)
         else:
             x = self.embedding(x)
         grid = (x.shape[-2], x.shape[-1])
@@ -396,9 +396,9 @@ class ViT(Classifier):
         (Table 8)."""
         a = self.architecture
         if self._uses_kernels(x):
-            from vitrail.model import kernels
+            from vitrail.model.kernels import encoder
 
-            return kernels.encode(x, self, grid)
+            return encoder.encode(x, self, grid)
         if a.axial:
             x = rearrange(x, "b (y x) d -> b y x d", y=grid[0])
         for i, block in enumerate(self.blocks):
@@ -437,9 +437,9 @@ class ViT(Classifier):
         if self.backbone is not None:
             fuse_norms(self.backbone, capable)
         if capable and not self.activation_checkpointing:
-            from vitrail.model import kernels
+            from vitrail.model.kernels import encoder
 
-            self.fused = kernels.supports(self.architecture)
+            self.fused = encoder.supports(self.architecture)
         return self.fused
 
     def _uses_kernels(self, x: Tensor) -> bool:
