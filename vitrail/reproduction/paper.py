@@ -278,9 +278,9 @@ def _plan_lines(plans: Mapping[str, Any]) -> list[str]:
     """Data, compute, time and memory of every kind of run."""
     lines = []
     for name, row in plans.items():
+        cost = f"{operations(row['exaflops'])}, {_gpu_time(row['gpu_hours'])}"
         lines.append(
-            f"{name}: {plural(row['runs'], 'run')}, {operations(row['exaflops'])}, "
-            f"{_gpu_time(row['gpu_hours'])}"
+            f"{name}: {plural(row['runs'], 'run')}, {cost if row['exaflops'] else 'not trained'}"
         )
         for kind in row["kinds"]:
             size = f"{rounded(kind['parameters'] / 1e6, 1)} M parameters"
