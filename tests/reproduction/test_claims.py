@@ -87,6 +87,15 @@ def test_a_run_that_diverged_has_no_partner():
     (part,) = decide(claim("above", pairs=(("a", "b"),)), found).parts
     assert part.estimate.n == 2
     assert part.estimate.mean == pytest.approx(0.095)
+    assert ", n = 2, 1 diverged" in evidence(part, claim("above"))
+
+
+def test_nothing_is_decided_where_a_run_diverged():
+    pairs = (("a", "b"),)
+    found = results({"a": [0.7, 0.71, 0.72], "b": [0.5, 0.51, 0.52]})
+    assert verdict("above", found, pairs=pairs) == "held"
+    found = results({"a": [0.7, 0.71, 0.72], "b": [0.5, 0.51, {"top1": None}]})
+    assert verdict("above", found, pairs=pairs) == "undecided"
 
 
 def test_of_several_columns_the_best_on_val_is_compared():
@@ -202,7 +211,23 @@ def test_lines_without_a_common_range_cannot_be_compared():
                for seed, one in by_seed.items()}
         for name, by_seed in found.by_cell.items()
     }  # fmt: skip
-    assert decide(claims, Results(found.design, apart)).verdict is None
+    decision = decide(claims, Results(found.design, apart))
+    assert decision.verdict is None
+    assert evidence(decision.parts[0], claims) == "a − b: no common range"
+
+
+def test_seeds_whose_lines_are_apart_are_not_left_out():
+    # With the second seed, b is so much better that a never reaches it.
+    found = lines()
+    better = {
+        name: {0: by_seed[0], 1: by_seed[1] | {"top1": by_seed[1]["top1"] + 0.3}}
+        for name, by_seed in found.by_cell.items()
+        if name[0] == "b"
+    }
+    claims = claim("less x", pairs=(("a", "b"),))
+    decision = decide(claims, Results(found.design, {**found.by_cell, **better}))
+    assert decision.verdict is None
+    assert decision.parts[0].apart
 
 
 @pytest.mark.parametrize("missing", ["a1", "a2", "b3"])
@@ -266,11 +291,18 @@ def test_evidence_says_how_sure_it_is():
 def test_evidence_has_the_unit_of_its_measure():
     found = results({"a": [{"growth": 0.0123}]}, train=False, measure="gmacs")
     growth = claim("positive", measure="growth")
-    assert evidence(decide(growth, found).parts[0], growth) == "a: +0.0123"
+    assert evidence(decide(growth, found).parts[0], growth) == "a: +0.0123, one model"
     points = claim("positive", measure="top1")
     found = results({"a": [0.51, 0.52, 0.53], "b": [0.5099, 0.52, 0.53]})
     above = claim("above", pairs=(("a", "b"),))
     assert evidence(decide(above, found).parts[0], points).startswith("a − b: +0.00 points (−0.01")
+
+
+def test_saved_compute_is_counted_in_doublings():
+    claims = claim("less x", pairs=(("a", "b"),))
+    (part,) = decide(claims, lines()).parts
+    text = evidence(part, claims)
+    assert text.startswith(f"x that a saves over b: +{part.estimate.mean:.2f} doublings (")
 
 
 def test_claims_are_about_the_measure_of_the_experiment():

@@ -112,6 +112,32 @@ def test_the_command_of_a_result_trains_the_same(described, tmp_path, monkeypatc
     assert Run(tmp_path / "again").evaluation("test")["top1"] == result["top1"]
 
 
+def test_the_commands_of_a_page_train_every_stage(described, tmp_path, monkeypatch):
+    out = tmp_path / "study"
+    run(described(STAGES), out)
+    design = load_experiment(described(STAGES)).at("smoke")
+    found = Study([design], out).results(design).by_cell["wide"][0]
+    assert len(found["commands"]) == 2
+    monkeypatch.chdir(tmp_path)
+    for command, more in zip(found["commands"], ([], ["--out", "again"]), strict=True):
+        main([*command.split()[1:], *more, "--device", "cpu"], standalone_mode=False)
+    assert Run(tmp_path / "again").evaluation("test")["top1"] == found["top1"]
+    page = (out / "mine.html").read_text()
+    assert "vitrail paper mine.toml --scale smoke" in page
+    assert f"--out runs/{found['parent']}" in page
+
+
+def test_no_stage_of_a_trial_sees_val(described):
+    settings = 'settings = { "train.steps" = 2, "data.train_on" = "train+val" }'
+    text = STAGES.replace('settings = { "train.steps" = 2 }', settings)
+    text += 'grid = { "optim.lr" = [1e-4, 3e-3] }\n'
+    design = load_experiment(described(text)).at("smoke")
+    study = Study([design], Path("unused"))
+    for cell in design.cells:
+        for trial in study.trials(design, cell).values():
+            assert {task.config.data.train_on for task in trial.lineage()} == {"train"}
+
+
 def test_settings_are_chosen_on_val(described, tmp_path):
     out = tmp_path / "study"
     run(described(GRID), out)

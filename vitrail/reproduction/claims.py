@@ -7,7 +7,7 @@ compared is its accuracy on test, which had no part in the choice.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -119,6 +119,10 @@ class Part:
     complete: bool = True
     """Whether all runs that it rests on are done. Before that it decides nothing: a study that
     ends when it likes its interval would be wrong more often than the interval says."""
+    diverged: int = 0
+    """Seeds that are left out of the estimate, since a run diverged."""
+    apart: bool = False
+    """Whether there is nothing to compare because two lines have no common range."""
 
 
 @dataclass(frozen=True)
@@ -135,13 +139,24 @@ def decide(claim: Claim, results: Results) -> Decision:
     """Of several parts, all must hold."""
     if claim.test not in _TESTS:
         raise VitrailError(f"unknown test '{claim.test}' of a claim; one of {', '.join(_TESTS)}")
-    parts = tuple(_TESTS[claim.test](claim, results))
+    parts = tuple(_with_diverged(part, results) for part in _TESTS[claim.test](claim, results))
     if not parts:
         given = "expected" if claim.test == "near" else "pairs"
         raise VitrailError(f"the claim '{claim.text}' compares nothing: it has no {given}")
     found = [part.estimate for part in parts if part.complete and part.estimate is not None]
     verdict = combine(found) if len(found) == len(parts) else None
     return Decision(claim, verdict, parts)
+
+
+def _with_diverged(part: Part, results: Results) -> Part:
+    """With how many seeds are missing from an interval though all runs are done; then it decides
+    nothing."""
+    if part.estimate is None or part.estimate.low is None or not part.complete:
+        return part
+    diverged = results.design.seeds - part.estimate.n
+    # Those that did not diverge would not be a random choice.
+    estimate = replace(part.estimate, verdict="undecided") if diverged else part.estimate
+    return replace(part, estimate=estimate, diverged=diverged)
 
 
 def names_of_best(claim: Claim, design: Design) -> list[str]:
@@ -219,7 +234,7 @@ def _less_x(claim: Claim, results: Results) -> Iterator[Part]:
         return None if gaps is None else -gaps.mean / math.log(2)
 
     for pair in claim.pairs:
-        yield _along(claim, results, pair, "doublings of x that {} saves over {}", doublings)
+        yield _along(claim, results, pair, "x that {} saves over {}", doublings)
 
 
 def _inverse(line: Line) -> Line:
@@ -300,14 +315,22 @@ def _along(
     name: str,
     compare: Callable[[Line, Line], float | None],
 ) -> Part:
-    """The test of a figure that compares two lines, seed by seed."""
+    """The test of a figure that compares two lines, seed by seed.
+
+    Seeds whose lines have no common range are those where they are furthest apart: to leave out
+    these alone would decide by the others.
+    """
     values = []
     for seed in range(results.design.seeds):
-        first, second = (results.line(line, seed, claim.measure) for line in pair)
-        if (value := compare(first, second)) is not None:
-            values.append(value)
-    estimate = _decided(values, claim, results, lambda found: is_above(found, claim.margin))
-    return Part(name.format(*pair), estimate, results.complete(*pair))
+        lines = [results.line(line, seed, claim.measure) for line in pair]
+        if all(xs for xs, _ in lines):
+            values.append(compare(*lines))
+    known = [value for value in values if value is not None]
+    complete = results.complete(*pair)
+    if complete and len(known) < len(values):
+        return Part(name.format(*pair), None, complete, apart=True)
+    estimate = _decided(known, claim, results, lambda found: is_above(found, claim.margin))
+    return Part(name.format(*pair), estimate, complete)
 
 
 @dataclass(frozen=True)

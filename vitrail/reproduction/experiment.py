@@ -18,7 +18,7 @@ from vitrail.errors import VitrailError, did_you_mean, one_line
 
 EXPERIMENTS = Path(str(files("vitrail.reproduction"))) / "experiments"
 _SCALES = EXPERIMENTS / "scales.toml"
-Measure = Literal["fewshot", "inspection", "real", "speed"]
+Measure = Literal["fewshot", "inspection", "real", "shape", "speed"]
 WITHOUT_VIT: Mapping[str, Any] = {
     **dict.fromkeys(("model.width", "model.depth", "model.heads", "model.mlp"), 0),
     **dict.fromkeys(("model.pool", "model.positions", "model.injection"), ""),
@@ -107,7 +107,8 @@ class Scale:
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values for the last stage of every cell, chosen on val."""
     transfer: Stage = field(default_factory=Stage)
-    """What further stages without a recipe have in common; empty: what the scale has."""
+    """What further stages without a recipe have in common: a recipe in place of the scale's, or
+    settings on top of the scale's."""
     measure: str = ""
     """In place of the experiment's measure."""
     measures: tuple[Measure, ...] = ()
@@ -170,7 +171,8 @@ class Experiment:
         recipe = own.recipe or self.recipe
         merged = replace(
             own,
-            about=shared.about,
+            # What is only counted or measured has no use for the scale's data.
+            about=own.about or (shared.about if self.train and own.train else ""),
             recipe=recipe or shared.recipe,
             settings={**({} if recipe else shared.settings), **self.settings, **own.settings},
             note=own.note or self.note,
@@ -265,8 +267,9 @@ class Design:
     def _complete(self, stage: Stage) -> Stage:
         if stage.recipe:
             return stage
-        base = self.scale.transfer if self.scale.transfer.recipe else self.scale
-        return Stage(recipe=base.recipe, settings={**base.settings, **stage.settings})
+        scale, shared = self.scale, self.scale.transfer
+        settings = shared.settings if shared.recipe else {**scale.settings, **shared.settings}
+        return Stage(recipe=shared.recipe or scale.recipe, settings={**settings, **stage.settings})
 
     @property
     def points(self) -> list["Point"]:
@@ -319,6 +322,10 @@ _MEASURED_BY: Mapping[str, str] = {
     "most_local_head": "inspection",
     "row_column_similarity": "inspection",
     "real": "real",
+    "layers": "shape",
+    "width": "shape",
+    "mlp": "shape",
+    "heads": "shape",
     "images_per_second": "speed",
     "largest_batch": "speed",
 }

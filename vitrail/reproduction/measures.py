@@ -20,6 +20,7 @@ from vitrail.evaluation.fewshot import fewshot
 from vitrail.inspection.inspect_model import summarize
 from vitrail.inspection.tracer import Tracer, mean_distances
 from vitrail.model import Classifier, parse_variant
+from vitrail.model.vit import ViTArchitecture
 from vitrail.runs import Run
 from vitrail.training.build import chosen_options
 from vitrail.training.sweep import best_val
@@ -194,6 +195,9 @@ def measure_model(
         "gmacs": cost.gmacs,
         "tokens": cost.tokens,
     }
+    if "shape" in measures and isinstance(architecture, ViTArchitecture):
+        a = architecture
+        found |= {"layers": a.depth, "width": a.width, "mlp": a.mlp, "heads": a.heads}
     if "speed" in measures:
         size = max(architecture.size)
         speed = benchmark(

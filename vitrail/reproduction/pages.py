@@ -25,7 +25,16 @@ from vitrail.reporting.rendering import (
     write_page,
 )
 from vitrail.reproduction.claims import Decision, Part, Results, decide
-from vitrail.reproduction.experiment import Arm, Cell, Claim, Experiment, Point, known_measures
+from vitrail.reproduction.experiment import (
+    Arm,
+    Cell,
+    Claim,
+    Experiment,
+    Point,
+    experiment_names,
+    known_measures,
+    shared_scales,
+)
 from vitrail.reproduction.significance import ALPHA
 
 _TEMPLATES = "vitrail.reproduction"
@@ -39,8 +48,12 @@ _TITLES = {
     "fewshot": "5-shot",
     "val_top1": "val top-1",
     "real": "ImageNet ReaL",
-    "gmacs": "GMACs",
+    "layers": "layers",
+    "width": "hidden size",
+    "mlp": "MLP size",
+    "heads": "heads",
     "parameters": "parameters",
+    "gmacs": "GMACs",
     "images_per_second": "images/s",
     "largest_batch": "largest batch",
     "distance_growth": "growth of attention distance",
@@ -63,11 +76,13 @@ def write_experiment(folder: Path, results: Results) -> Path:
     runs = [
         (cell, seed, result) for cell in design.cells for seed, result in results.of(cell).items()
     ]
+    ours, details = _table(results), _details(results)
     return write_page(
         folder / f"{experiment.name}.html",
         "experiment.html",
         package=_TEMPLATES,
         experiment=experiment,
+        given_as=experiment.name + ("" if experiment.name in experiment_names() else ".toml"),
         scale=design.scale,
         scale_name=design.name,
         decisions=[_decision_row(one) for one in decisions(results)],
@@ -75,9 +90,9 @@ def write_experiment(folder: Path, results: Results) -> Path:
         if published.rows
         else None,
         paper_chart=_published_chart(results),
-        table_ours=_table(results),
+        table_ours=ours,
         charts_ours=_charts(results),
-        details=_details(results),
+        details=None if details == ours else details,
         inside=_inside(results),
         measure=_TITLES.get(experiment.measure, experiment.measure),
         chart_measure=_y_name(results),
@@ -118,8 +133,9 @@ def write_scoreboard(folder: Path, scale: str, all_results: Sequence[Results]) -
         experiment, decided = results.design.experiment, decisions(results)
         for decision in decided:
             counts[decision.verdict or NOT_MEASURED] += 1
-        if any(results.by_cell.values()):
-            has_page = (folder / f"{experiment.name}.html").exists()
+        has_page = (folder / f"{experiment.name}.html").exists()
+        # Without a page, it may share a few runs with another experiment.
+        if has_page or any(decision.verdict for decision in decided):
             shared = {"experiment": experiment, "has_page": has_page}
             rows += [shared | _decision_row(decision) for decision in decided]
         else:
@@ -130,7 +146,7 @@ def write_scoreboard(folder: Path, scale: str, all_results: Sequence[Results]) -
         "scoreboard.html",
         package=_TEMPLATES,
         scale_name=scale,
-        about=all_results[0].design.scale.about if all_results else "",
+        about=shared_scales()[scale].about,
         rows=rows,
         without=without,
         counts=counts,
@@ -188,7 +204,7 @@ def evidence(part: Part, claim: Claim) -> str:
     """`class − mean: +0.31 points (−0.10 to +0.72), n = 5`."""
     found = part.estimate
     if found is None:
-        return f"{part.name}: {NOT_MEASURED}"
+        return f"{part.name}: {'no common range' if part.apart else NOT_MEASURED}"
     scale, unit = _unit(claim)
     text = f"{part.name}: {_signed(scale * found.mean, unit)}{unit}"
     if found.low is not None and found.high is not None:
@@ -196,8 +212,11 @@ def evidence(part: Part, claim: Claim) -> str:
         low, high = (_signed(scale * end, unit) for end in (found.low, found.high))
         text += f" ({coverage}{low} to {high})"
         text += f", n = {found.n}"
+        text += f", {part.diverged} diverged" if part.diverged else ""
     elif found.n == 1 and found.verdict == "undecided":
         text += ", one seed"
+    elif claim.test == "positive":
+        text += ", one model"
     if not part.complete:
         text += "; some runs are missing"
     elif found.needed:
@@ -209,6 +228,8 @@ def _unit(claim: Claim) -> tuple[float, str]:
     """What the figures of a claim are multiplied by, and their unit."""
     if claim.test == "near":
         return 100.0, "%"
+    if claim.test == "less x":
+        return 1.0, " doublings"
     if claim.measure in _FRACTIONS:
         return 100.0, " points"
     return 1.0, _UNITS.get(claim.measure, "")
@@ -224,8 +245,10 @@ def _signed(value: float, unit: str = "") -> str:
 
 
 def _table(results: Results) -> Table | None:
-    """The experiment's measure by row and column."""
+    """The experiment's measure by row and column; of models that are only measured, all figures."""
     design = results.design
+    if not design.experiment.train and len(design.columns) == 1:
+        return _details(results)
     columns = [column for column in design.columns if any(c.column == column for c in design.cells)]
     cells = {(cell.row.name, cell.column.name): cell for cell in design.cells}
     measure = design.experiment.measure
@@ -388,6 +411,9 @@ def _published_chart(results: Results) -> Scatter | None:
 def _details(results: Results) -> Table:
     """Every cell with its other measures and its cost."""
     trained = results.design.experiment.train
+    staged = any(len(results.design.stages(cell)) > 1 for cell in results.design.cells)
+    costs = {"compute": "pre-training"} if staged else {}
+    costs |= {"exaflops": "compute"}
     shown = {
         name: title
         for name, title in _TITLES.items()
@@ -396,18 +422,22 @@ def _details(results: Results) -> Table:
     }
     rows = []
     for cell in results.design.cells:
-        costs = (results.mean(Point((cell,)), name) for name in ("exaflops", "seconds"))
-        compute, seconds = costs
+        computed = [operations(results.mean(Point((cell,)), name)) for name in costs]
+        if staged and len(results.design.stages(cell)) == 1:
+            computed[0] = NONE  # here `compute` is that of the only stage
+        seconds = results.mean(Point((cell,)), "seconds")
         rows.append(
             (
                 cell.name,
-                str(len(results.of(cell))),
+                *((str(len(results.of(cell))),) if trained else ()),
                 *(figure(results, cell, name) for name in shown),
-                *((operations(compute), duration(seconds)) if trained else ()),
+                *((*computed, duration(seconds)) if trained else ()),
             )
         )
-    columns = ("cell", "n", *shown.values(), *(("compute", "time") if trained else ()))
-    note = "Compute and time are those of the last stage, per run." if trained else ""
+    columns, note = ("model", *shown.values()), ""
+    if trained:
+        columns = ("cell", "runs", *shown.values(), *costs.values(), "time")
+        note = "Compute and time are per run" + (", those of the last stage." if staged else ".")
     return Table(title="Every cell", columns=columns, rows=rows, note=note)
 
 
@@ -418,6 +448,8 @@ def _conditions(results: Iterable[Mapping[str, Any]]) -> list[str]:
         versions = result.get("versions", {})
         parts = [result.get("hardware", ""), result.get("precision", "")]
         parts += [f"{name} {versions[name]}" for name in ("vitrail", "torch") if name in versions]
+        if commit := result.get("commit", ""):
+            parts.append(f"commit {commit[:10]}")
         if result.get("jobs", 1) > 1:
             parts.append(f"{result['jobs']} runs at a time, each of which takes longer than alone")
         text = " · ".join(filter(None, parts))
@@ -441,5 +473,5 @@ def _run_row(results: Results, cell: Cell, seed: int, result: Mapping[str, Any])
         "n": n,
         "exaflops": result.get("exaflops"),
         "seconds": result.get("seconds"),
-        "command": result.get("command", ""),
+        "commands": result.get("commands", ()),
     }

@@ -93,7 +93,7 @@ class Task:
 
     @property
     def command(self) -> str:
-        """What would train the same by itself."""
+        """What would train the same by itself, from the weights that the stage before it left."""
         changes = changed_settings(self.config, load_config(self.recipe))
         unset = ("sweep.", "train.steps=0", "train.epochs=0.0", "train.minutes=0.0")
         given = [
@@ -101,7 +101,18 @@ class Task:
             for one in changes
             if not one.startswith(unset) and has_effect(self.config, one.partition("=")[0])
         ]
+        if self.parent is not None:
+            path = {f"model.init={self.parent.key}": f"model.init=runs/{self.parent.key}"}
+            given = [path.get(one, one) for one in given]
         return shlex.join(["vitrail", "train", self.recipe, *given])
+
+    @property
+    def commands(self) -> list[str]:
+        """Those of all its stages; empty if nothing is trained."""
+        if not self.train:
+            return []
+        before = [f"{task.command} --out runs/{task.key}" for task in self.lineage()[:-1]]
+        return [*before, self.command]
 
     def lineage(self) -> list["Task"]:
         """The tasks before it, the first one first, and itself."""
@@ -155,8 +166,11 @@ class Study:
         by_cell: dict[str, dict[int, Mapping[str, Any]]] = {}
         for cell in design.cells:
             tasks = self.final_tasks(design, cell)
-            found = {seed: self.result(task) for seed, task in enumerate(tasks)}
-            by_cell[cell.name] = {seed: one for seed, one in found.items() if one is not None}
+            by_cell[cell.name] = {
+                seed: {**found, "commands": task.commands}
+                for seed, task in enumerate(tasks)
+                if (found := self.result(task)) is not None
+            }
         return Results(design, by_cell)
 
     # What there is to do
@@ -271,7 +285,7 @@ class Study:
         for number, stage in enumerate(stages):
             is_last = number == len(stages) - 1
             settings = {**stage.settings, **({} if parent else self._overrides(design, stage))}
-            if trial and is_last:
+            if trial:  # earlier stages see no val either
                 settings["data.train_on"] = "train"
             settings["seed"] = 0 if design.scale.pretrain_once and not is_last else seed
             config = _config(stage.recipe, settings)
