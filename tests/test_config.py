@@ -92,7 +92,7 @@ def test_a_wrong_setting_is_one_line_that_says_what_was_expected(setting, expect
         (["model.init=x", "model.hidden=true"], "model.hidden cannot be changed in trained weig"),
         (
             ["train.objective=masked", "augment.mixup=0.1"],
-            "train.objective=masked has no labels; remove augment.mixup",
+            "train.objective=masked uses no labels; remove augment.mixup",
         ),
         (["train.freeze=true"], "train.freeze requires pre-trained weights; set model.init"),
         (["data.crop=1.5"], "data.crop = 1.5: expected a fraction in (0, 1], or 0, or -1"),

@@ -366,7 +366,7 @@ def test_the_guide_lists_every_recipe():
 
 def test_the_guide_gives_each_recipe_its_own_published_figure():
     guide = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    for name, figure in re.findall(r"^\| `([\w/]+)` \|.*\| ([\d.]+) %", guide, re.M):
+    for name, figure in re.findall(r"^\| `([\w/]+)` \|.*\| ([\d.]+)%", guide, re.M):
         assert f"{figure}%" in text_of(name), name
 
 

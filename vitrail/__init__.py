@@ -1,4 +1,4 @@
-"""Vitrail: the Vision Transformer paper as a complete, working system."""
+"""Vitrail: a PyTorch implementation of the Vision Transformer paper, from data to served models."""
 
 from importlib import import_module
 from typing import Any

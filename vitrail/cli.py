@@ -19,7 +19,7 @@ from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 
 
 class Commands(click.Group):
-    """Lists commands in the order of the source, and prints a user's mistake as one line."""
+    """Lists commands in source order, and prints a user's mistake as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -51,7 +51,7 @@ class Commands(click.Group):
 
 
 def fail_usage(error: click.UsageError) -> NoReturn:
-    """One line, instead of click's four, with the place to look."""
+    """Print one line instead of click's four, and name the --help to read."""
     message = error.format_message()
     if not message.endswith("?") and error.ctx is not None:
         message = f"{message.removesuffix('.')}; see `{error.ctx.command_path} --help`"
@@ -59,7 +59,7 @@ def fail_usage(error: click.UsageError) -> NoReturn:
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Ends with one line."""
+    """Print the error as one line and exit."""
     echo(f"Error: {escaped(message)}", err=True)
     sys.exit(code)
 
@@ -163,7 +163,7 @@ def models_row(row: dict[str, Any]) -> Sequence[str]:
     "--filtered",
     metavar="FILE",
     default="",
-    help="Write the training images that have no duplicate in val, test or DATA.",
+    help="Write the names of the training images that have no duplicate in val, test or DATA.",
 )
 @click.option("--sheet", is_flag=True, help="Write a contact sheet, NAME-sheet.jpg.")
 @click.option("--pack", metavar="DST", default="", help="Write decoded images to a packed store.")
@@ -228,7 +228,9 @@ def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, d
 
 @main.command()
 @click.argument("what", nargs=-1, required=True, metavar="RECIPE|FOLDER... [SETTINGS]...")
-@click.option("--seeds", default=3, show_default=True, help="Final runs with the best settings.")
+@click.option(
+    "--seeds", default=3, show_default=True, help="Number of final runs with the best settings."
+)
 @click.option(
     "--out", help="Folder for the runs.  [default: runs/NAME-sweep, numbered if it exists]"
 )
@@ -309,8 +311,8 @@ def evaluate(model: str, data: str, labels: str | None, as_json: bool, **options
     """Measure accuracy, per-class metrics, confusion and calibration.
 
     Reports top-1, top-5, loss, calibration error and, for every class, precision, recall and F1.
-    With --labels objectnet, images are resized and cropped as in BiT: the short side to 512/480 of
-    the model's size, and the center of that.
+    With --labels objectnet, images are resized and cropped as in BiT: the short side is resized to
+    512/480 of the model's size, and the center is cropped.
     """
     from vitrail.evaluation.evaluate import evaluate
     from vitrail.evaluation.show import show
@@ -520,17 +522,19 @@ def parse_size(text: str) -> int | tuple[int, int]:
     help="[default: from the suffix of DST]",
 )
 @click.option("--int8", is_flag=True, help="Quantize to int8 for CPUs, calibrated on DATA (onnx).")
-@click.option("--data", metavar="DATA", default="", help="Measure accuracy before and after.")
+@click.option(
+    "--data", metavar="DATA", default="", help="Measure accuracy on DATA before and after."
+)
 @click.option("--dynamic-size", is_flag=True, help="Accept any image size, if the model allows it.")
 @click.option(
     "--preprocessing",
     type=click.Choice(["inside", "beside"]),
     default="inside",
     show_default=True,
-    help="In the graph, or described in a JSON file next to it.",
+    help="Make preprocessing part of the graph, or describe it in a JSON file next to it.",
 )
 @click.option(
-    "--to", type=click.Choice(["timm", "transformers"]), help="Library of the hub folder."
+    "--to", type=click.Choice(["timm", "transformers"]), help="Library that loads the hub folder."
 )
 @click.option("--upload", metavar="NAME", default="", help="Upload the hub folder to OWNER/NAME.")
 @AS_JSON
@@ -553,12 +557,18 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
     "--scale",
     default="small",
     show_default=True,
-    help="smoke (seconds), small (minutes on one GPU), medium (hours), published (the authors' "
-    "weights) or full (the paper's).",
+    help="smoke (a minute on a CPU), tiny (half an hour on a CPU), small (minutes on one GPU), "
+    "medium (hours), published (the authors' weights) or full (the paper's).",
 )
-@click.option("--plan", is_flag=True, help="Print what it would cost, and run nothing.")
-@click.option("--jobs", default=1, show_default=True, help="Runs at a time on the device.")
-@click.option("--minutes", default=0.0, help="Start no further run after this time.")
+@click.option("--plan", is_flag=True, help="Print the estimated cost without running anything.")
+@click.option(
+    "--jobs", default=1, show_default=True, help="Number of runs at a time on the device."
+)
+@click.option(
+    "--minutes",
+    default=0.0,
+    help="Time limit in minutes; runs that would exceed it are not started.",
+)
 @click.option("--out", help="Folder of the study.  [default: runs/paper-SCALE]")
 @DEVICE
 @AS_JSON
@@ -566,8 +576,9 @@ def paper(what: tuple[str, ...], scale: str, plan: bool, as_json: bool, **option
     """Re-run the paper's experiments and test its claims.
 
     NAME is an experiment (table8), a table or figure it covers (table6), a TOML file, or `all`;
-    without one, the experiments are listed. Results, pages and the scoreboard of claims are kept in
-    a folder, which several processes and hosts can share: run the same command again to continue.
+    without NAME, the experiments are listed. Results, pages and the scoreboard of claims are kept
+    in a folder, which several processes and hosts can share: run the same command again to
+    continue.
     """
     settings = [word for word in what if "=" in word]
     names = [word for word in what if "=" not in word]
@@ -619,7 +630,7 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
 @click.option(
     "--origin", multiple=True, help="Allow requests from pages of this origin; repeatable."
 )
-@click.option("--batch", default=32, show_default=True, help="Largest batch.")
+@click.option("--batch", default=32, show_default=True, help="Largest batch size.")
 @click.option(
     "--wait",
     default=5.0,
@@ -630,9 +641,11 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     "--queue",
     default=256,
     show_default=True,
-    help="Most images in the queue; further requests get 503.",
+    help="Maximum number of images in the queue; further requests get 503.",
 )
-@click.option("--images", default=32, show_default=True, help="Images per request.")
+@click.option(
+    "--images", default=32, show_default=True, help="Maximum number of images per request."
+)
 @click.option(
     "--megabytes", default=16.0, show_default=True, help="Size limit of a request in MiB."
 )
@@ -643,9 +656,11 @@ def report(runs: tuple[str, ...], out: str | None) -> None:
     show_default=True,
     help="Time limit for an upload, and again for the response, in seconds.",
 )
-@click.option("--connections", default=512, show_default=True, help="Open connections.")
 @click.option(
-    "--idle", default=10.0, show_default=True, help="Seconds for request headers to arrive."
+    "--connections", default=512, show_default=True, help="Maximum number of open connections."
+)
+@click.option(
+    "--idle", default=10.0, show_default=True, help="Time limit for request headers, in seconds."
 )
 @FAST
 @DEVICE

@@ -229,7 +229,7 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Hardware, precision, checkpoints and logging; none of it is meant to change what is
+    """Hardware, precision, checkpoints and logging; these settings are not meant to change what is
     learned."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -237,22 +237,22 @@ class System:
     otherwise float32."""
     kernels: Literal["auto", "fused", "plain"] = "auto"
     """In half precision on an NVIDIA data-center GPU (A100 or later): compute the encoder of a ViT
-    and the norms of a ResNet with fused Triton kernels, or with those of PyTorch (plain); auto uses
-    the fused ones where they cover the model."""
+    and the norms of a ResNet with fused Triton kernels, or with PyTorch's kernels (plain); auto
+    uses the fused kernels if they cover the model."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the model with torch.compile, which takes about a minute; auto does so on a GPU if
     the planned run is long enough to gain more than that, except for ViTs with fused kernels."""
     graphs: Literal["auto"] | bool = "auto"
     """On a CUDA device: record the forward and backward pass as CUDA graphs and replay them, which
-    avoids the overhead of launching kernels; auto does so in a single process where nothing is
-    compiled, recomputed or frozen."""
+    avoids the overhead of launching kernels; auto does so in a single process without compilation,
+    recomputation or a frozen backbone."""
     recompute: bool = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, about a
     third more compute."""
     microbatch: int = 0
     """Images per process and forward pass; gradients are accumulated over the rest of the batch. 0
-    starts with the whole share and halves it after each out-of-memory error, on a CPU until a third
-    of the memory is enough."""
+    starts with all images of the process and halves their number after each out-of-memory error; on
+    a CPU, before training, until the activations fit into a third of the memory."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: replicate the model (ddp) or shard it (fsdp, FSDP2)."""
     workers: int = -1
@@ -361,7 +361,8 @@ def _contradictions(config: Config) -> list[tuple[bool, str]]:
         ),
         (
             train.objective == "masked" and bool(_label_settings(config)),
-            f"train.objective=masked has no labels; remove {' and '.join(_label_settings(config))}",
+            f"train.objective=masked uses no labels; "
+            f"remove {' and '.join(_label_settings(config))}",
         ),
         (
             data.crop not in (-1, 0) and not 0 < data.crop <= 1,
@@ -446,7 +447,7 @@ def without_effect(config: Config) -> list[tuple[bool, str, tuple[str, ...]]]:
 def refuse_without_effect(given: Mapping[str, Any], configs: Sequence[Config]) -> None:
     """Stop at a given setting that changes none of the runs.
 
-    One that switches off what is off anyway is accepted: `augment.flip=false` with a frozen
+    A setting that turns off what is off anyway is accepted: `augment.flip=false` with a frozen
     backbone.
     """
     for name, value in given.items():

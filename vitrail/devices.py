@@ -323,8 +323,8 @@ def _recorded(model: nn.Module, plain: Any, inputs: tuple[Tensor, ...]) -> Any:
 def graph_inference(function: Callable[[Tensor], Tensor], most: int) -> Callable[[Tensor], Tensor]:
     """A function of a batch on a CUDA device that replays graphs for up to `most` images.
 
-    There is a graph for 1, 2, 4, … images, each recorded when it is first needed; batches between
-    them are padded.
+    There is a graph for 1, 2, 4, … images, each recorded when it is first needed; batches of other
+    sizes are padded.
     """
     recorded: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
     lock = Lock()
@@ -440,7 +440,7 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def out_of_memory_error(where: Devices) -> FailureError:
-    """For when fewer images at a time do not help."""
+    """The error if fewer images at a time do not help."""
     return FailureError(
         f"out of memory on {where.hardware()}; use a smaller model or data.size, "
         "system.recompute=true, or several devices with system.parallel=fsdp"

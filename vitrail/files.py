@@ -74,7 +74,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_cached(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file of the cache; if that fails, it only costs time."""
+    """Write a file of the cache; a failure only costs time."""
 
     def save(part: Path) -> None:
         with part.open("wb") as file:
@@ -95,9 +95,9 @@ class BoundedFolder:
     variable: str
     """The environment variable that sets the limit, in gigabytes."""
     gigabytes: int
-    """The limit where it is not set,"""
+    """The limit in gigabytes if the variable is not set."""
     share: float
-    """and the most that the folder may then take of what the disk would have without it."""
+    """The largest share of the disk space free without the folder that it may take in that case."""
 
     def limit(self) -> int:
         """The most bytes that the files may take."""
@@ -114,7 +114,7 @@ class BoundedFolder:
             ) from None
 
     def make_room(self, size: int = 0, keep: Collection[Path] = ()) -> None:
-        """Delete files until `size` more bytes are within the limit; never those to `keep`."""
+        """Delete files until `size` more bytes fit within the limit, but never those to `keep`."""
         files, limit = self._files(), self.limit()
         total = size + sum(taken for _, taken, _ in files)
         for _, taken, path in sorted(files):
@@ -301,7 +301,7 @@ class _Download:
                     file.write(chunk)
                     advance(len(chunk), total)
         if total is not None and self._size() != total:
-            raise ConnectionError(f"{self._size():,} of {total:,} bytes came")
+            raise ConnectionError(f"only {self._size():,} of {total:,} bytes were received")
         return (*redirects.headers, response.headers)
 
     def _connect(self, redirects: "_Redirects") -> HTTPResponse:
@@ -337,7 +337,7 @@ class _Download:
             same = version in {"", self._version()}
             if not sent or int(sent[1]) != self._size() - 1 or not same:
                 self._discard()
-                raise ConnectionError("it sent another part or version of the file")
+                raise ConnectionError("the server sent another part or version of the file")
             start, total = int(sent[1]), int(sent[2])
         with disk_errors(self.part):
             self.part.touch()

@@ -34,11 +34,12 @@ class BenchmarkOptions:
     """The options of `vitrail benchmark`."""
 
     sizes: tuple[int, ...] = ()
-    """Image sides in pixels; empty: each model's own."""
+    """Image sides in pixels; empty uses each model's own."""
     batches: tuple[int, ...] = ()
-    """Batch sizes, of all processes together; empty: from 1 up until larger ones are no faster."""
+    """Batch sizes over all processes; empty measures from 1 up until larger batches are no
+    faster."""
     depths: tuple[int, ...] = ()
-    """Numbers of blocks, for the names of ViTs; empty: their own."""
+    """Numbers of blocks of ViT variants; empty uses the variant's own."""
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     train: bool = False
@@ -46,9 +47,10 @@ class BenchmarkOptions:
     peers: bool = False
     """Time timm's model of the same name alternately with ours."""
     seconds: float = 20.0
-    """For the batch sizes of one model at one size; the rest takes about as long again."""
+    """Time for the batch sizes of one model at one image size; the other measurements take about as
+    long again."""
     memory: float = 0.0
-    """GiB that a batch may use on a CPU; 0: half of what is free."""
+    """Memory in GiB that a batch may use on a CPU; 0 uses half of the free memory."""
 
     def __post_init__(self) -> None:
         for what in ("sizes", "batches", "depths"):

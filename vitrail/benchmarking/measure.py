@@ -25,9 +25,9 @@ MAX_BATCH = 1 << 15
 _BATCHES = 16
 """At most, from one image to the largest batch; each gets this share of the remaining time."""
 _BATCH_SECONDS = 0.5
-"""More than this brings no steadier median."""
+"""Measuring for longer than this does not make the median more stable."""
 _MIN_SPEEDUP = 1.01
-"""The search stops when the last two batches bring less than this."""
+"""The search stops when the last two steps gain less than this."""
 _SAME_TIME = 1.25
 """A batch that takes less than this much longer than a smaller one leaves the device idle."""
 _ERRORS = {
@@ -37,7 +37,7 @@ _ERRORS = {
     "unable to find a valid cudnn algorithm": "kernel",
     "invalid configuration argument": "kernel",
 }
-"""What CUDA reports for a batch that has no room, or no kernel."""
+"""Messages of CUDA for a batch that does not fit in memory, or that no kernel can process."""
 FAILURES = {"memory": "out of memory at", "kernel": "no kernel for"}
 
 Call = Callable[[], object]
@@ -56,7 +56,8 @@ class Workload:
 
     @property
     def min_batch(self) -> int:
-        """Of all processes; in training, batch norm needs two images in each."""
+        """The smallest batch of all processes together; in training, batch norm needs two images in
+        each."""
         normed = any(isinstance(module, nn.BatchNorm2d) for module in self.model.modules())
         return self.where.world * (2 if self.train and normed else 1)
 
@@ -113,7 +114,7 @@ class Timing:
 
 
 def _mean_seconds(call: Call, where: Devices, times: int) -> float:
-    """Of the slowest process; all of them decide by the same figures."""
+    """The time of the slowest process, so that all processes decide by the same figures."""
     where.synchronize()
     start = time.perf_counter()
     for _ in range(times):

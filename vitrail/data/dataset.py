@@ -375,7 +375,8 @@ def _lowest(
     tests: Int[np.ndarray, " classes"],
     both: Int[np.ndarray, " classes"],
 ) -> _HeldOut:
-    """Of each class, the lowest `tests` hashes are test, those up to `both` val; never all."""
+    """In each class, the `tests` lowest hashes go to test and those up to `both` to val; never all
+    of them."""
     counts = np.bincount(targets)
     order = np.lexsort((hashes, targets))
     rank = np.empty_like(order)

@@ -259,8 +259,8 @@ def readable(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Pillow's warnings about odd metadata and large images, and torchvision's that it will
-    no longer decode images one day."""
+    """Silences Pillow's warnings about odd metadata and large images, and torchvision's warning
+    that its decoders are deprecated."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities")

@@ -37,8 +37,8 @@ Place = Literal["auto", "device", "memory", "disk", "none"]
 _SAMPLE = 64
 """Images that are decoded to estimate the size of all."""
 _DEVICE_SHARE, _MEMORY_SHARE = 0.3, 0.35
-"""The most that decoded images may take of what is free. Building a cache in memory takes twice its
-size for a moment."""
+"""The largest share of free memory that decoded images may take. Building a cache in memory takes
+twice its size for a moment."""
 _RULE = 1
 """Increased when the pixels of decoded images change, so that older caches are not used."""
 _ABANDONED = 3600
@@ -64,7 +64,7 @@ class DecodedImages:
     shapes: Int[np.ndarray, "n 2"]
     """Rows and columns."""
     numbers: Int[np.ndarray, " n"]
-    """The image to use in the place of each: the next one where it cannot be decoded."""
+    """The image to use in place of each: the next one if it cannot be decoded."""
     channels: int
     broken: Sequence[Broken] = ()
 
@@ -206,7 +206,7 @@ def decode_images(
     workers: int,
     progress: Advance | None = None,
 ) -> tuple[DecodedImages, str] | None:
-    """Decodes every image once, and says where they are kept; None where they are kept nowhere.
+    """Decodes every image once, and describes where the images are kept; None if they are not kept.
 
     Several processes share a file on disk. A file, or a packed store, is copied to the device if it
     fits there.
@@ -310,7 +310,8 @@ def _in_memory(
 def _on_disk(
     source: Source, augment: BatchAugment, devices: Devices, size: int, progress: Advance | None
 ) -> DecodedPart:
-    """From the cache folder; written there by one process of each machine unless it is there."""
+    """Decoded images from the cache folder; if they are missing, one process of each machine writes
+    them."""
     rule = (_RULE, augment.preprocessing, augment.augment.crop)
     # Reading all files once more, to hash them, is enough for one process.
     key = devices.broadcast(f"{rule!r} {source_digest(source)}" if devices.main else "")

@@ -54,5 +54,5 @@ def _signed(number: int) -> int:
 
 
 def _shifted(x: Int[Tensor, "..."], bits: int) -> Int[Tensor, "..."]:
-    """To the right, with zeros coming in from the left."""
+    """Logical shift to the right, which fills with zeros from the left."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

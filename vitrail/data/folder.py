@@ -235,7 +235,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """Not a pipe, which may block. A broken link is reported when it is opened."""
+    """Whether it is a file and not a pipe, which may block. A broken link is reported when it is
+    opened."""
     try:
         return entry.is_symlink() or entry.is_file()
     except OSError:

@@ -281,7 +281,8 @@ CHUNK = 32
 
 @dataclass(frozen=True)
 class _Mapped(Dataset[Any]):
-    """A function of each image; a failing disk or network is returned, to be raised in one line."""
+    """Applies a function to each image; disk and network errors are returned, so that they can be
+    raised in one line."""
 
     source: Source
     function: Callable[[Any], Any]

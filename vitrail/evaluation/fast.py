@@ -26,10 +26,10 @@ MAX_IMAGES = 256
 _MIN_KEPT = 0.99
 """The least share of decisions that a form must keep."""
 _MIN_GAIN = 1.05
-"""Speed relative to the model itself below which a form is not worth another rounding."""
+"""The least speed relative to the model itself that is worth different rounding."""
 _ROUNDS = 3
 _MOST_RECORDED = 32
-"""Images; each graph keeps the memory of its batch."""
+"""The largest batch with a graph, in images; each graph keeps the memory of its batch."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Form:
 
     name: str
     available: Callable[[Any], bool]
-    """Whether there is such a form of a model where the model is."""
+    """Whether the form exists for a model on its device."""
     build: Callable[[Classifier], Classifier]
-    """From a copy of the model."""
+    """Builds the form from a copy of the model."""
     compiled: bool = False
     """Whether it takes a minute to be ready, and again for another batch size."""
 
@@ -100,7 +100,7 @@ def _time(candidates: Sequence[Predictor], parts: Sequence[Tensor]) -> list[floa
 
 
 class _PackedLinear(nn.Module):
-    """A dense layer whose weights lie as oneDNN wants them, perhaps with the GELU that follows.
+    """A dense layer with its weights in oneDNN's own layout, optionally with the GELU that follows.
 
     torch multiplies float32 matrices by MKL, which leaves half the width of an AMD processor
     unused; and neither library repacks weights for a single product.
@@ -161,7 +161,7 @@ def _float8(model: Any) -> Classifier:
 
 
 def _recorded(model: Any) -> Classifier:
-    """Of a few images, a GPU computes faster than its kernels are launched."""
+    """With few images, launching the kernels takes longer than running them."""
     model.features = graph_inference(model.features, _MOST_RECORDED)
     return model
 

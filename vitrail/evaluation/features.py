@@ -28,7 +28,7 @@ from vitrail.model.classifier import eval_mode
 from vitrail.model.variants import to_dict
 
 _DIGEST = 16
-"""Bytes that tell images apart."""
+"""Length in bytes of the digest that identifies an image."""
 _FLUSH = 4096
 """New vectors that are worth a file: no more than these are lost to a crash."""
 

@@ -150,7 +150,7 @@ def few_per_class(
     classes: int,
     usable: Bool[np.ndarray, " n"] | None = None,
 ) -> Int[np.ndarray, " few"]:
-    """So many images of each class, or all there are; fewer shots are a subset of more.
+    """Up to `shots` images of each class; fewer shots are a subset of more.
 
     An image that is not `usable` is replaced by the next of its class.
     """

@@ -44,13 +44,13 @@ from vitrail.weights.exported import ExportedModel, open_model
 _CPU_BATCH, _GPU_BATCH = 8, 64
 """Images of 224 × 224 pixels in a batch. Larger ones gain nothing on a CPU."""
 _MAX_THREADS = 16
-"""Beside a GPU: beyond that, they wait for each other."""
+"""With a GPU, more threads would only wait for each other."""
 _STDIN = "-"
 _TRIAL_SHARE = 8
-"""`fast` tries forms on one in so many images, the first ones."""
+"""`fast` tries the forms on the first images, one in this many."""
 _MIN_TRIAL = 16
 _MIN_TO_COMPILE = 20_000
-"""Images from which on compiling a form, which takes a minute, can pay."""
+"""The number of images from which compiling a form can pay off."""
 
 
 def predict(  # noqa: PLR0913

@@ -257,7 +257,7 @@ def _point(group: _Group, compute: float) -> PointSeries:
 
 
 def _mean(values: Iterable[Number]) -> Number:
-    """Of the numbers that are known; None if there are none."""
+    """The mean of the known numbers; None if there are none."""
     numbers = list(filter(known, values))
     return mean(numbers) if numbers else None
 

@@ -34,7 +34,7 @@ _HYPERRULE_IMAGES = 64
 _CROP = 0.875
 """From scratch: 256 to 224 pixels, as ImageNet is usually evaluated."""
 _LEAST_SHARE = 0.1
-"""Of a time budget, for training itself: features may use up the rest."""
+"""The least share of a time budget for training itself: computing features may use the rest."""
 
 
 def build_model(config: Config, labels: tuple[str, ...], keep_head: bool = False) -> Classifier:
@@ -100,7 +100,7 @@ def _from_weights(
         named = ", ".join(model.labels[:3]) or "unnamed"
         raise VitrailError(
             f"model.keep_head=true: the classes of {settings.init} ({named} …) are not those of "
-            f"{data.source}; leave it out to start from a zero head"
+            f"{data.source}; remove model.keep_head to start from a zero head"
         )
     if not (known and (settings.keep_head or keep_head)):
         model.replace_head(len(labels), settings.head_bias)
@@ -124,7 +124,7 @@ def _refuse_other_shape(found: Any, settings: config.Model, data: config.Data) -
 
 
 def _preprocessing(of_weights: Any, data: config.Data) -> Preprocessing:
-    """Of evaluation and prediction, at the size of this run."""
+    """The preprocessing for evaluation and prediction, at the size of this run."""
     size = as_size(data.size)
     known = of_weights if isinstance(of_weights, Preprocessing) else None
     crop = data.crop
@@ -137,7 +137,8 @@ def _preprocessing(of_weights: Any, data: config.Data) -> Preprocessing:
 
 
 def choose_microbatch(config: Config, model: Classifier, devices: Devices) -> int:
-    """Images per forward pass: as set, or the whole share (0), which a GPU out of memory halves.
+    """Images per forward pass: as set, or all of the process's images (0), halved when a GPU runs
+    out of memory.
 
     A process that runs out of main memory is killed without an error, so on a CPU the share is
     halved until its activations fit into a third of the memory.
@@ -152,7 +153,7 @@ def choose_microbatch(config: Config, model: Classifier, devices: Devices) -> in
 
 
 def activation_bytes(model: Classifier) -> int:
-    """What the backward pass of one image needs of the forward pass, in float32."""
+    """Bytes that the forward pass of one image keeps for the backward pass, in float32."""
     meta = build_meta(model.architecture).eval()
     meta.activation_checkpointing = model.activation_checkpointing
     kept = {p.untyped_storage()._cdata: 0 for p in meta.parameters()}

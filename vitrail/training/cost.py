@@ -30,7 +30,7 @@ def exaflops(gmacs: float, images: int) -> float:
 
 
 _COMPILE_SECONDS = 60.0
-"""Of a ViT, forward and backward, with nothing cached."""
+"""Seconds to compile a ViT, forward and backward, with an empty cache."""
 _COMPILED_GAIN = 0.2
 """Share of the training time that compiling saves."""
 UTILIZATION = 0.35
@@ -78,14 +78,14 @@ class Meter:
 
     devices: Devices
     gmacs: float
-    """Of one image's forward pass, at the size of training."""
+    """GMACs of one image's forward pass, at the training size."""
     trained_gmacs: float
-    """The part of it that is trained: the head's alone where the backbone is frozen."""
+    """GMACs of the part that is trained: only the head if the backbone is frozen."""
     batch: int
     before: Mapping[str, Any]
     """The cost of earlier sessions, as it is written."""
     joules: Callable[[], float | None]
-    """Energy counted so far, from any beginning."""
+    """Energy counted so far, from an arbitrary starting point."""
     joules_at_first: float | None
     pretraining: Mapping[str, float] | None = None
     """The cost of the initial weights, if known."""
@@ -179,7 +179,7 @@ def _known_cost(stored: Any) -> dict[str, float] | None:
 
 
 def _head_gmacs(head: nn.Module | None) -> float:
-    """Of a linear head: one multiply-accumulate for each weight."""
+    """GMACs of a linear head: one multiply-accumulate for each weight."""
     matrices = [] if head is None else [p for p in head.parameters() if p.ndim == 2]
     return sum(p.numel() for p in matrices) / 1e9
 

@@ -92,7 +92,7 @@ class ImageInputs:
         return ON_CPU if self.augment is None else ON_DEVICE
 
     def batches(self, start: int) -> Iterator[TrainingBatch]:
-        """From a step on, without end."""
+        """Endless batches, starting at a step."""
         source, device = self.data.part("train"), self.devices.device
         sampler = replace(self.sampler, start=start)
         if self.augment is not None and self.decoded is not None:

@@ -83,7 +83,7 @@ class Lamb(GroupedOptimizer):
 
 
 def trust_ratio(parameter: Tensor, change: Tensor) -> Tensor:
-    """What makes the change as long as the parameter; 1 where either of them is zero."""
+    """The factor that makes the change as long as the parameter; 1 if either is zero."""
     length, step = torch.linalg.vector_norm(parameter), torch.linalg.vector_norm(change)
     return torch.where((length > 0) & (step > 0), length / step, 1.0)
 
@@ -154,7 +154,7 @@ class Muon(GroupedOptimizer):
         torch._foreach_addcdiv_(parameters, means, roots, value=-group["lr"] / (1 - beta1**step))
 
     def kept(self, key: str, parameters: list[Tensor]) -> list[Tensor]:
-        """What is remembered of each parameter, zero at first."""
+        """The optimizer's state of each parameter, zero at first."""
         for parameter in parameters:
             if key not in self.state[parameter]:
                 self.state[parameter][key] = torch.zeros_like(parameter)

@@ -77,7 +77,7 @@ def data_fingerprint(source: Source, hashes: UInt64[np.ndarray, " n"] | None = N
 
 
 def header_lines(config: Config, info: dict[str, Any], folder: Path) -> list[str]:
-    """For the terminal."""
+    """The startup lines for the terminal."""
     data, model, train = info["data"], info["model"], config.train
     counts = [f"{data[part]:,} {part}" for part in ("train", "val", "test") if data[part]]
     changes = "".join(f"  + {setting}" for setting in info.get("changed", ()))

@@ -42,9 +42,9 @@ from vitrail.training.train import inspect_run, train_config
 
 _SOURCE = "data.source"
 _COMPARED = (_SOURCE, f"sweep.{_SOURCE}", "train.class_weights")
-"""What recipes must have in common where the best of their trials is chosen."""
+"""Settings that recipes must share if the best of all their trials is chosen."""
 _SPLIT = ("data.val", "data.test", "data.split", "data.subset", "data.only")
-"""What decides which images are held out."""
+"""Settings that decide which images are held out."""
 
 
 def sweep(
@@ -233,7 +233,7 @@ class Trial:
         return {source: best_val(run) for source, run in self.runs.items()}
 
     def mean(self, name: str) -> float | None:
-        """Of a metric on val over all datasets; None where a run has none."""
+        """The mean of a metric on val over all datasets; None if a run does not have it."""
         values = [val.get(name) for val in self.vals.values()]
         return None if None in values else statistics.fmean(x for x in values if x is not None)
 
@@ -353,7 +353,8 @@ class Sweep:
         return Run(folder)
 
     def _existing_folder(self, folder: Path, config: Config) -> Path:
-        """The folder of a run with these settings, started for whatever grid, or `folder`."""
+        """The folder of a run with these settings, for whichever grid it was started, or
+        `folder`."""
         beside = sorted(folder.parent.iterdir()) if folder.parent.is_dir() else []
         return next((one for one in (folder, *beside) if self._holds(one, config)), folder)
 
@@ -408,7 +409,8 @@ def _folder_name(name: str, point: Mapping[str, Any]) -> str:
 def _check(config: Config, seeds: int) -> None:
     if not config.train.uses_labels:
         raise VitrailError(
-            f"a sweep chooses by val top-1; train.objective={config.train.objective} has none"
+            f"a sweep chooses by val top-1, which "
+            f"train.objective={config.train.objective} does not have"
         )
     if seeds < 1:
         raise VitrailError(f"--seeds {seeds}: expected at least one")
