@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vitrail.errors import FailureError, VitrailError
+from vitrail.console import say
+from vitrail.errors import FailureError, VitrailError, one_line, out_of_memory
 
 # Dense half-precision FLOP/s of matrix products, from the data sheets.
 _PEAK_FLOPS = {
@@ -294,11 +295,26 @@ def graph_forward(model: nn.Module, batch: int) -> None:
         if not (model.training and torch.is_grad_enabled() and len(inputs[0]) == batch):
             return plain(*inputs)
         if graphed is None:
-            graphed = _recorded(model, plain, inputs)
+            try:
+                graphed = _recorded(model, plain, inputs)
+            except RuntimeError as error:
+                # Recording takes more memory than the passes themselves; when it runs out, torch
+                # may only say that the capture failed.
+                if not (out_of_memory(error) or "capture" in str(error)):
+                    raise
+                say(f"graphs   not recorded: {one_line(error)}")
+                graphed = plain
             model.forward = forward
         return graphed(*inputs)
 
     model.forward = forward
+
+
+def drop_graphs(task: nn.Module) -> None:
+    """Frees what `graph_forward` has recorded; forward passes are as before."""
+    for module in task.modules():
+        vars(module).pop("forward", None)
+    gc.collect()
 
 
 def _recorded(model: nn.Module, plain: Any, inputs: tuple[Tensor, ...]) -> Any:
@@ -432,6 +448,13 @@ def sync_gradients(task: nn.Module, last: bool) -> Iterator[None]:
     yield
 
 
+def release_memory() -> None:
+    """Returns unused memory to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def rank_and_world() -> tuple[int, int]:
     """This process's rank, and the number of processes."""
     if dist.is_available() and dist.is_initialized():
@@ -443,7 +466,7 @@ def out_of_memory_error(where: Devices) -> FailureError:
     """The error if fewer images at a time do not help."""
     return FailureError(
         f"out of memory on {where.hardware()}; use a smaller model or data.size, "
-        "system.recompute=true, or several devices with system.parallel=fsdp"
+        "system.recompute=true, system.graphs=false, or several devices with system.parallel=fsdp"
     )
 
 

@@ -28,7 +28,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether a GPU or a CPU ran out of memory; torch only says so in the message."""
-    return any(text in str(error) for text in ("out of memory", "can't allocate memory"))
+    # The last is cuBLAS, whose handles and workspaces are not torch's.
+    texts = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+    return any(text in str(error) for text in texts)
 
 
 def one_line(message: object) -> str:

@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 import vitrail
 from tests.models import small
+from vitrail import devices
 from vitrail.benchmarking import measure
 from vitrail.benchmarking.benchmark import GIB, BenchmarkOptions, benchmark, show
 from vitrail.benchmarking.measure import (
@@ -36,7 +37,7 @@ QUICK = {"device": "cpu", "batches": (1, 2), "seconds": 0.2}
 @pytest.fixture(autouse=True)
 def no_collection(monkeypatch):
     """Collecting the garbage of a whole test session takes a second, before every try."""
-    monkeypatch.setattr(measure.gc, "collect", lambda: 0)
+    monkeypatch.setattr(devices.gc, "collect", lambda: 0)
 
 
 @pytest.fixture(scope="module")

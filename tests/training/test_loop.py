@@ -93,6 +93,13 @@ def test_out_of_memory_halves_what_is_done_at_once_and_repeats_the_update():
     torch.testing.assert_close(run.state.wrapped.model.weight, plain.state.wrapped.model.weight)
 
 
+def test_out_of_memory_frees_recorded_graphs():
+    task = Squares(fits=5)
+    task.forward = task.forward  # as graph_forward does
+    trained(task, steps=1)
+    assert "forward" not in vars(task)
+
+
 def test_out_of_memory_while_a_batch_is_prepared_halves_what_is_prepared():
     prepared: list[int] = []
 

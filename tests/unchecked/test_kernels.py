@@ -67,9 +67,9 @@ COMPILED = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", COMPILED)
 def test_kernels_compile_without_a_gpu(name):
+    pointers, numbers, constants = COMPILED[name]
     name = name.partition(",")[0]
     module = import_module(f"vitrail.model.kernels.{name.removesuffix('_gradient')}")
-    pointers, numbers, constants = COMPILED[name]
     found = compiled(getattr(module, f"_{name}_kernel"), pointers, numbers, constants)
     assert found.asm["cubin"]
     assert found.metadata.shared <= 160 * 1024  # of an A100

@@ -14,12 +14,18 @@ from vitrail.benchmarking.measure import (
     extrapolated_batch,
     largest_batch,
     latency,
-    release_memory,
     time_batches,
 )
 from vitrail.benchmarking.peers import compare_with_timm
 from vitrail.console import count_progress, echo, print_table
-from vitrail.devices import Devices, available_memory, peak_memory, reset_peak, setup_devices
+from vitrail.devices import (
+    Devices,
+    available_memory,
+    peak_memory,
+    release_memory,
+    reset_peak,
+    setup_devices,
+)
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.model import Classifier, create
 from vitrail.model.variants import parse_variant, variant_name

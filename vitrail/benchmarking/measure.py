@@ -1,6 +1,5 @@
 """One model on one device: the speed at each batch size, and the largest batch that fits."""
 
-import gc
 import math
 import statistics
 import time
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.devices import Devices, parallelize, peak_memory, reset_peak
+from vitrail.devices import Devices, parallelize, peak_memory, release_memory, reset_peak
 from vitrail.errors import FailureError, VitrailError, out_of_memory
 from vitrail.model import Classifier
 
@@ -255,13 +254,6 @@ def attempt(act: Callable[[], T]) -> tuple[T | None, str]:
     # Not in the handler, where the traceback would keep the tensors alive.
     release_memory()
     return None, failure
-
-
-def release_memory() -> None:
-    """Return unused memory to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def largest_batch(work: Workload, timings: Sequence[Timing], seconds: float) -> tuple[int, str]:

@@ -182,7 +182,11 @@ def _on_gpu(model: Classifier) -> bool:
 def _on_gpu_with_float8(model: Classifier) -> bool:
     device = _device(model)
     capable = _on_gpu(model) and torch.cuda.get_device_capability(device) >= (9, 0)
-    return isinstance(model, ViT) and capable and model.unfused().fuse(device, torch.bfloat16)
+    if not (isinstance(model, ViT) and capable and model.unfused().fuse(device, torch.bfloat16)):
+        return False
+    # What the product of 8-bit matrices takes.
+    a = model.architecture
+    return all(width % 16 == 0 for width in (a.width, a.inner, a.mlp))
 
 
 def _device(model: Classifier) -> torch.device:

@@ -125,7 +125,11 @@ class Predictor:
     def _run(self, function: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         inputs = inputs.to(self.device, self.dtype, non_blocking=True)
         try:
-            with torch.autocast(self.device.type, self.precision, self.precision is not None):
+            # A thread begins with the first GPU as its own: kernels and graphs would go there.
+            with (
+                torch.cuda.device_of(inputs),
+                torch.autocast(self.device.type, self.precision, self.precision is not None),
+            ):
                 return function(inputs)
         except RuntimeError as error:
             if not out_of_memory(error):

@@ -25,10 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitrail import runs
-from vitrail.benchmarking.measure import release_memory
 from vitrail.config import (
     Config,
     changed_settings,
@@ -394,8 +391,6 @@ class Study:
         found = measure_run(run, task.measures, self.device, task.benchmark_seconds)
         for checkpoint in (run.checkpoint, run.previous_checkpoint):
             checkpoint.unlink(missing_ok=True)
-        if torch.cuda.is_available():  # recorded graphs hold memory until they are collected
-            release_memory()
         return found
 
     def _measure_untrained(self, task: Task) -> dict[str, Any]:

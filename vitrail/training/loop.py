@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitrail.data.draws import derive_seed
 from vitrail.data.loader import TrainingBatch
-from vitrail.devices import Devices, WaitClock, sync_gradients
+from vitrail.devices import Devices, WaitClock, drop_graphs, sync_gradients
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.checkpoint import TrainState
 from vitrail.training.optim import Schedule
@@ -122,7 +122,8 @@ class Loop:
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise
-                self._halve_microbatch(share)
+            # Not in the handler, where the traceback would keep the activations alive.
+            self._halve_microbatch(share)
 
     def _accumulate(self, batch: TrainingBatch, part: int) -> Tensor:
         """The gradients of the batch's mean loss, and that loss."""
@@ -153,6 +154,7 @@ class Loop:
                 f"{advice}"
             )
         self.microbatch = before // 2
+        drop_graphs(self.state.objective)
         torch.cuda.empty_cache()
 
     def check_finite(self) -> None:

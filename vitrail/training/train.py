@@ -27,6 +27,7 @@ from vitrail.devices import (
     graph_forward,
     out_of_memory_error,
     parallelize,
+    release_memory,
     setup_devices,
 )
 from vitrail.errors import VitrailError, one_line, out_of_memory
@@ -137,6 +138,9 @@ def train_config(
             if memory:
                 raise shown from None
             raise
+        finally:
+            if devices.device.type == "cuda":  # graphs hold memory until they are collected
+                release_memory()
 
 
 def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, test: bool) -> Run:
@@ -297,7 +301,8 @@ def _records(objective: Objective, config: Config, devices: Devices) -> bool:
     """Whether forward and backward pass are recorded as CUDA graphs."""
     alone = devices.device.type == "cuda" and devices.world == 1
     changes = config.train.freeze or objective.model.activation_checkpointing
-    return config.system.graphs is not False and alone and not changes
+    parts = 0 < config.system.microbatch < config.train.batch  # a whole batch is recorded
+    return config.system.graphs is not False and alone and not changes and not parts
 
 
 def _blank_batch(objective: Objective, config: Config, devices: Devices) -> TrainingBatch:

@@ -119,7 +119,7 @@ def attend(
     out = empty(qkv[..., :width], float8)
     lse = torch.empty(b, heads, n, device=qkv.device)
     keys = _keys(n)
-    rows = min(64, keys)
+    rows = forward_rows(keys, relative is not None)
     # With few heads, several programs share one.
     programs = (b * heads, 1 if b * heads >= 512 else triton.cdiv(n, rows))
     _attention_kernel[programs](
@@ -132,6 +132,12 @@ def attend(
 def _keys(tokens: int) -> int:
     """The least that a product takes is 16."""
     return max(16, triton.next_power_of_2(tokens))
+
+
+def forward_rows(keys: int, biased: bool) -> int:
+    """Queries at a time: with more, the logits and what is added to them do not fit into
+    registers."""
+    return min(32 if biased and keys > 64 else 64, keys)
 
 
 def gradient_launch(keys: int) -> tuple[int, dict[str, int]]:
@@ -168,8 +174,8 @@ def attend_gradient(
 
 @attend_gradient.register_fake
 def _(qkv, relative, out, lse, grad, heads):
-    tokens = qkv.shape[1]
-    shape = (len(qkv), heads, tokens, tokens) if relative is not None else 0
+    images, tokens = qkv.shape[:2]
+    shape = (images, heads, tokens, tokens) if relative is not None else 0
     sums = qkv.new_empty(qkv.shape[-1], dtype=torch.float32)
     return torch.empty_like(qkv), sums, qkv.new_empty(shape)
 

@@ -148,7 +148,8 @@ def _group_norm(
 
 @_group_norm.register_fake
 def _(x, gamma, beta, groups, eps, relu):
-    return torch.empty_like(x), x.new_empty(2, len(x), groups, dtype=torch.float32)
+    # `len` would fix the number of images where torch compiles for any.
+    return torch.empty_like(x), x.new_empty(2, x.shape[0], groups, dtype=torch.float32)
 
 
 @custom_op("vitrail::group_norm_gradient", mutates_args=())

@@ -117,17 +117,19 @@ class MaskedPatches(Objective):
     def validate(self) -> dict[str, Any]:
         """The loss on val; without labels there is no accuracy."""
         devices, images = self.inputs.devices, self.inputs.val
-        losses = torch.zeros(2, dtype=torch.float64)
+        losses = [torch.zeros(0, device=devices.device)]
         with eval_mode(self), torch.no_grad(), devices.autocast():
             for part in images:
                 indices = part.indices if len(part.indices) else torch.tensor([0])
                 # The same patches in every evaluation.
                 noise = draw(0, indices.to(devices.device, non_blocking=True), self.patches)
                 loss = self(part.pixels.to(devices.device, non_blocking=True), noise)
-                n = len(part.indices)
-                losses += torch.tensor([loss[:n].double().sum().item(), n])
+                losses.append(loss[: len(part.indices)])
         reshard(self)
-        total, n = devices.total(losses).tolist()
+        found = torch.cat(losses).cpu().double()
+        total, n = devices.total(
+            torch.tensor([found.sum().item(), len(found)], dtype=torch.float64)
+        ).tolist()
         if not n:
             raise VitrailError(NO_VAL_IMAGE)
         names = images.source.names
