@@ -238,7 +238,7 @@ def train(what: str, settings: tuple[str, ...], out: str | None, resume: bool, d
 @DEVICE
 @AS_JSON
 def sweep(what: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Grid search on val, retrain on train and val, test once per seed.
+    """Grid search on val, retrain, and test once per seed.
 
     A list gives the values to try: optim.lr=[0.003,0.01,0.03]. Several recipes, such as flowers/vit
     flowers/resnet, are swept with the same settings and compared in one report; one model on

@@ -36,12 +36,13 @@ _CHUNK = 1 << 20
 
 
 @contextmanager
-def write_errors(path: Path, hint: str = "") -> Iterator[None]:
+def write_errors(path: Path) -> Iterator[None]:
     """Turn trouble with the disk into one line about the file."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise FailureError(f"cannot write {path} ({one_line(error)}){hint}") from None
+        message = f"cannot write {path} ({one_line(error)})"
+        raise FailureError(f"{message}; free some space or choose another place") from None
 
 
 def atomic_write(
@@ -53,7 +54,7 @@ def atomic_write(
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with write_errors(path, "; free some space or choose another place"):
+        with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             part.touch()
             mode = part.stat().st_mode  # what the umask allows; safetensors makes files private

@@ -70,6 +70,7 @@ def test_images_of_a_single_color_stand_out():
 def test_a_part_without_a_readable_picture_has_no_sizes():
     checked = check_images(Splits(name="photos", train=part({"cat": 1, "dog": 1}, None, None)))
     assert checked.parts[0].spread() is None
+    assert "decoded  0 of 2 images" in checked.lines()
     assert len(checked.parts[0].broken) == 2
 
 
@@ -92,7 +93,10 @@ def test_uneven_classes_are_warned_of(counts, warning):
 
 def test_a_good_data_set_gives_no_warning():
     full = part(EVEN)
-    assert check_images(Splits(name="photos", train=full, val=full, test=full)).warnings() == []
+    checked = check_images(Splits(name="photos", train=full, val=full, test=full))
+    assert checked.warnings() == []
+    total = 3 * checked.parts[0].total
+    assert checked.lines()[-1] == f"decoded  {total} of {total} images"
 
 
 def test_a_missing_part_is_warned_of():

@@ -153,7 +153,7 @@ def test_an_empty_class_is_left_out_and_said(tmp_path, capsys):
     (tmp_path / "c").mkdir()
     assert open_folder(tmp_path).labels == ("a", "b")
     assert capsys.readouterr().err == (
-        f"{tmp_path}/ has 1 class folders without images, left out: 'c'\n"
+        f"{tmp_path}/: left out class folders without images (1): 'c'\n"
     )
 
 
@@ -244,7 +244,7 @@ def test_images_that_are_left_out_are_counted_in_one_line(tmp_path, capsys):
         f"{folder}/: left out images outside the class folders (1) and .heic and .heif files, "
         "which have to be saved as JPEG (4)"
     )
-    assert second.endswith("class folders without images, left out: 'c'")
+    assert second.endswith("left out class folders without images (1): 'c'")
 
 
 def test_images_beside_parts_are_counted_and_flat_images_without_classes_are_not(tmp_path, capsys):

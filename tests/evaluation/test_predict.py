@@ -116,6 +116,17 @@ def test_a_broken_file_is_named_and_the_rest_goes_on(model, photos, tmp_path):
     assert rows[2]["error"].endswith("does not exist")
 
 
+def test_photographs_in_a_format_that_cannot_be_decoded_are_named(model, photos, tmp_path):
+    (tmp_path / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+    whole = next(photos.rglob("*.jpg"))
+    rows = list(vitrail.predict(model, [tmp_path, tmp_path / "IMG_1.HEIC", whole]))
+    assert [set(row) for row in rows] == [{"path", "error"}] * 2 + [{"path", "top"}]
+    for row in rows[:2]:
+        assert row["error"] == (
+            f"{tmp_path}/IMG_1.HEIC is a HEIC file, which cannot be decoded; save it as JPEG"
+        )
+
+
 def test_links_and_unicode_names_are_followed_and_circles_are_not(model, photos, tmp_path):
     place = tmp_path / "çöñ 写真"
     place.mkdir()

@@ -43,6 +43,18 @@ def test_fine_tuning_starts_from_a_zero_head_even_where_the_classes_are_the_same
     assert not any(x.count_nonzero() for x in model.head.state_dict().values())
 
 
+def test_mistakes_in_settings_are_found_before_weights_are_fetched(weights, monkeypatch, tmp_path):
+    def no_download(*_args, **_options):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(build_module, "load", no_download)
+    with pytest.raises(VitrailError, match=r"unknown variant 'Q/16'"):
+        build("model.init=B/16-augreg-in21k", "model.variant=Q/16")
+    given = [*SHORT, "model.init=B/16-augreg-in21k", "train.steps=0", "train.epochs=0"]
+    with pytest.raises(VitrailError, match="no training length"):
+        train_config(load_config(None, given), tmp_path / "run", device="cpu")
+
+
 def test_a_head_can_be_kept_with_its_hidden_layer(weights):
     model, before = build(f"model.init={weights}", "model.keep_head=true"), vitrail.load(weights)
     assert all(x.equal(before.state_dict()[key]) for key, x in model.state_dict().items())

@@ -355,3 +355,10 @@ def test_our_own_header_is_checked(tmp_path):
         with pytest.raises(vitrail.VitrailError) as error:
             vitrail.load(tmp_path / "bad.safetensors")
         assert "\n" not in str(error.value)
+
+
+def test_what_is_assumed_is_said_once(checkpoint, tmp_path, capsys):
+    path = shutil.copy(checkpoint, tmp_path)
+    for _ in range(2):
+        vitrail.load(path)
+    assert capsys.readouterr().err.count("does not fully describe its model") == 1

@@ -247,6 +247,10 @@ class DatasetReport:
                     for side, at in spread.items()
                 )
                 lines.append(f"{part.name:<8} {sides}")
+        sizes = [part.sizes for part in self.parts if part.sizes is not None]
+        if sizes:
+            total = sum(part.total for part in self.parts)
+            lines.append(f"decoded  {sum(map(len, sizes)):,} of {total:,} images")
         broken = [(part.name, *one) for part in self.parts for one in part.broken]
         for part, name, reason in broken[:most]:
             line = reason if name in reason else f"{name}: {reason}"

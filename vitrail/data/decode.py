@@ -250,6 +250,9 @@ def readable(name: str) -> Iterator[None]:
     except FileNotFoundError:
         raise VitrailError(f"{name} does not exist") from None
     except UnidentifiedImageError:
+        if name.lower().endswith((".heic", ".heif")):
+            message = f"{name} is a HEIC file, which cannot be decoded; save it as JPEG"
+            raise VitrailError(message) from None
         raise VitrailError(f"{name} is not an image") from None
     except MemoryError:
         raise VitrailError(f"{name} cannot be decoded: out of memory") from None

@@ -124,7 +124,7 @@ def read_classes(folder: Path, unlabeled: bool = False) -> FolderSource:
     labels = sort_classes(label for label, files in images.items() if files)
     _check_classes(folder, labels, unlabeled)
     if empty := [label for label in images if not images[label]]:
-        say(f"{folder}/ has {len(empty)} class folders without images, left out: {listed(empty)}")
+        say(f"{folder}/: left out class folders without images ({len(empty):,}): {listed(empty)}")
     files = [file for label in labels for file in images[label]]
     targets = np.repeat(np.arange(len(labels)), [len(images[label]) for label in labels])
     return FolderSource(labels, targets, _stable_names(files), folder, files)
@@ -166,9 +166,11 @@ def _stable_names(files: list[str]) -> list[str]:
 # Files.
 
 
-def images_below(root: Path, top: str) -> list[str]:
-    """Paths of all images in a sub-folder of the root, however deep, sorted."""
-    return [*filter(is_image, _files_below(root, top))]
+def images_below(root: Path, top: str, undecodable: bool = False) -> list[str]:
+    """Paths of all images in a sub-folder of the root, however deep, sorted; with `undecodable`,
+    including HEIC files."""
+    files = _files_below(root, top)
+    return files if undecodable else [*filter(is_image, files)]
 
 
 def _files_below(root: Path, top: str, beyond: Set[_Identity] = frozenset()) -> list[str]:

@@ -70,11 +70,6 @@ def _evaluate_split(
 ) -> dict[str, Any]:
     selected = select_images(model, data, split)
     source, absent = with_all_classes(selected.source, model.labels)
-    if devices.main:
-        say(f"images   {selected.note}")
-    if absent and devices.main:
-        classes = len(source.labels)
-        say(f"classes  {classes - len(absent)} of {classes}: {data} has no {listed(absent)}")
     predictor = Predictor(
         model,
         source.labels,
@@ -82,6 +77,11 @@ def _evaluate_split(
         cache=existing_cache(model, devices.precision, cache_folder()),
         data=str(data),
     )
+    if devices.main:
+        say(f"images   {selected.note}")
+    if absent and devices.main:
+        classes = len(source.labels)
+        say(f"classes  {classes - len(absent)} of {classes}: {data} has no {listed(absent)}")
     with count_progress(f"evaluating {selected.split}", devices.main) as advance:
         result = evaluate_dataset(
             predictor, source, data=str(data), split=selected.split, progress=advance, **options

@@ -117,7 +117,7 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> Files:
     names: list[str] = []
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         folder = str(path) != _STDIN and Path(path).is_dir()
-        below = images_below(Path(path), ".") if folder else []
+        below = images_below(Path(path), ".", undecodable=True) if folder else []
         names += [str(Path(path) / name) for name in below] or [str(path)]
     if not names:
         raise VitrailError("no images to predict; name files or folders")

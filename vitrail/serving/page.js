@@ -58,7 +58,10 @@ async function classify(file, credit = "") {
       draw();
     }
   } catch (error) {
-    if (turn === state.turn) showError(error.message);
+    if (turn === state.turn) {
+      showError(error.message);
+      $("answer").classList.add("stale");
+    }
   } finally {
     if (turn === state.turn) $("frame").classList.remove("busy");
   }
@@ -76,6 +79,7 @@ function showPrediction(prediction, roundTrip) {
   const top = prediction.results[0].top;
   $("intro").hidden = true;
   $("answer").hidden = $("save").hidden = false;
+  $("answer").classList.remove("stale");
   $("controls").hidden = !state.model.heads.length;
   $("best").textContent = top[0].label;
   const rows = top.map(({ label, probability }, number) => {

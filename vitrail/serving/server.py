@@ -1,9 +1,11 @@
 """`vitrail serve`: loads models, binds a port, and serves until it is stopped."""
 
+import os
 import re
 import signal
 import socket
 from collections.abc import Sequence
+from errno import errorcode
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -100,5 +102,6 @@ def bind(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        message = f"cannot listen on {host}:{port} ({one_line(error)})"
+        why = os.strerror(error.errno) if error.errno in errorcode else one_line(error)
+        message = f"cannot listen on {host}:{port} ({why})"
         raise FailureError(f"{message}; try another --port, or 0 for any free port") from None

@@ -91,6 +91,8 @@ def _from_weights(
     settings: config.Model, data: config.Data, labels: tuple[str, ...], keep_head: bool
 ) -> Classifier:
     """Trained weights, at the size and with the classes of the data."""
+    if settings.variant:
+        parse_variant(settings.variant)  # a misspelled name is an error before a download
     rates = {key: v for key in ("dropout", "drop_path") if (v := getattr(settings, key))}
     model = load(settings.init, size=data.size, **rates)
     _refuse_other_split(model.training_data, settings.init, data)

@@ -1,10 +1,11 @@
 """`vitrail train`: from a recipe or a folder to a run folder with a trained and tested model."""
 
+import io
 import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ from vitrail.training.build import (
     build_model,
     build_schedule,
     choose_microbatch,
+    planned_steps,
 )
 from vitrail.training.checkpoint import Counters, TrainState
 from vitrail.training.cost import plan_compilation, start_meter, total_cost
@@ -147,6 +149,7 @@ def _train_and_test(config: Config, data: Splits, devices: Devices, run: Run, te
     torch.manual_seed(derive_seed(config.seed))
     keep_head = devices.broadcast(_keeps_head(run, config))
     labels = data.labels if config.train.uses_labels else ()
+    planned_steps(config, len(data.part("train").targets))  # an error comes before a download
     model = build_model(config, labels, keep_head)
     _fuse(model, config, devices)
     data = _without_trained_on(data, model, config.model.init)
@@ -486,7 +489,8 @@ def inspect_run(run: Run, device: str) -> None:
     if inspection is None:
         return
     try:
-        data = open_run_data(load_config(run.folder / "config.toml"))
+        with redirect_stderr(io.StringIO()):  # training has said what is left out
+            data = open_run_data(load_config(run.folder / "config.toml"))
         split = next(name for name in ("test", "val", "train") if name in data.parts)
         model = load(run.folder).to(choose_device(device))
         # No longer than training took: a run of seconds is not worth many of them.

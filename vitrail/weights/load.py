@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,7 +145,7 @@ def open_checkpoint(
     size = None if size is None else as_size(size)
     checkpoint = read_checkpoint(path, size, heads=heads, gelu=gelu)
     if checkpoint.assumed:
-        say(checkpoint.assumed)
+        _say_once(checkpoint.assumed)
     pre = checkpoint.preprocessing
     if published is not None and published.crop and pre is not None:
         # The file itself does not state it.
@@ -301,6 +301,12 @@ def _check_heads(contents: Contents, architecture: Architecture) -> None:
         raise VitrailError(f"{contents.path} {has}; remove heads={contents.heads}")
 
 
+@cache
+def _say_once(line: str) -> None:
+    """A sweep loads the same file many times."""
+    say(line)
+
+
 def _assumption(contents: Contents, a: Architecture, unstated: Collection[Unstated]) -> str:
     """One line about what a file does not state and what is assumed; empty if it states all."""
     heads, width = getattr(a, "heads", 1), getattr(a, "width", 1)
@@ -320,8 +326,8 @@ def _assumption(contents: Contents, a: Architecture, unstated: Collection[Unstat
     options = [what for what in ("heads", "gelu") if what in assumed]
     if not options:
         return line
-    flags = ", ".join(f"--{option}" for option in options)
-    return f"{line}; {'=…, '.join(options)}=… (convert: {flags}) changes that"
+    flags = " and ".join(f"--{option}" for option in options)
+    return f"{line}; if that is wrong, state it with `vitrail convert` and {flags}"
 
 
 def _match_table(known: Format, architecture: Architecture, tensors: Tensors) -> list[WeightEntry]:
