@@ -51,7 +51,7 @@ def main() -> None:
     del a, b
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
-    found = match(one, two, distance=8, crops=arguments.crops, mirrored=False)
+    found = match(one, two, crops=arguments.crops)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(

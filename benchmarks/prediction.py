@@ -19,12 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 import vitrail
-from vitrail.devices import cores, processor
-from vitrail.evaluation.predict import (
-    find_images,
-    predict,
-    split_threads,
-)
+from vitrail.devices import cores, limited_threads, processor
+from vitrail.evaluation.predict import find_images, predict
 from vitrail.model import Classifier
 
 BATCH = 8
@@ -37,7 +33,8 @@ def bare(model: Classifier, pixels: torch.Tensor, lanes: int) -> None:
         with torch.inference_mode():
             model(part)
 
-    with split_threads(lanes), ThreadPoolExecutor(lanes) as pool:
+    limits = limited_threads(torch.get_num_threads() // lanes)
+    with limits, ThreadPoolExecutor(lanes) as pool:
         list(pool.map(one, pixels.split(BATCH)))
 
 

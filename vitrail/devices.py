@@ -161,6 +161,17 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """At most so many threads of torch's own inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, count)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def decoding_processes(device: torch.device) -> int:
     """How many decode images: all cores beside a GPU, none where the cores compute as well."""
     if device.type != "cuda":

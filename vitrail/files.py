@@ -74,15 +74,22 @@ def write_text(path: Path, text: str) -> None:
     atomic_write(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
-def write_cached(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file of the cache; a failure only costs time."""
+def write_bytes(
+    path: Path, write: Callable[[IO[bytes]], object], *, previous: Path | None = None
+) -> None:
+    """`atomic_write` by a function that takes an open file: to a path, numpy would add a suffix."""
 
     def save(part: Path) -> None:
         with part.open("wb") as file:
             write(file)
 
+    atomic_write(path, save, previous=previous)
+
+
+def write_cached(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file of the cache; a failure only costs time."""
     with suppress(FailureError):
-        atomic_write(path, save)
+        write_bytes(path, write)
 
 
 @dataclass(frozen=True)

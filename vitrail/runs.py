@@ -40,10 +40,10 @@ from vitrail.console import escaped, say
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.files import (
     append_line,
-    atomic_write,
     make_folder,
     read_json,
     read_json_lines,
+    write_bytes,
     write_errors,
     write_text,
 )
@@ -114,13 +114,9 @@ class Run:
 
     def record_training_images(self, hashes: UInt64[np.ndarray, " n"]) -> None:
         """Store which images the run trains on, by content."""
-
-        def save(part: Path) -> None:
-            with part.open("wb") as file:
-                np.save(file, np.unique(hashes[hashes > 0]))
-
         if self.writes:
-            atomic_write(self.training_images, save)
+            known = np.unique(hashes[hashes > 0])
+            write_bytes(self.training_images, lambda file: np.save(file, known))
 
     def say(self, line: str) -> None:
         """Print a line to the terminal and to log.txt."""

@@ -11,7 +11,6 @@ from tests.data.gallery import Gallery, gallery, scene
 from vitrail.data.dataset import Source, Splits
 from vitrail.duplicates.find import Pair, find, groups, pairs
 from vitrail.duplicates.fingerprints import fingerprints
-from vitrail.errors import VitrailError
 
 
 def jpeg(image: Image.Image, quality: int) -> Image.Image:
@@ -79,11 +78,10 @@ def test_mirror_images_count_only_when_asked(scenes):
     assert [pair.first for pair in pairs(a, b, mirrored=True)] == [str(i) for i in range(8)]
 
 
-def test_without_crops_only_the_whole_picture_counts():
+def test_a_crop_is_a_duplicate_whichever_set_it_is_in():
     a = fingerprints(part(scene(0)))
     b = fingerprints(part(crop(scene(0), 0.9, 0, 1)))
     assert len(pairs(a, b)) == len(pairs(b, a)) == 1
-    assert pairs(a, b, crops=False) == []
 
 
 def test_leaks_come_first_and_name_both_pictures():
@@ -216,10 +214,3 @@ def test_groups_join_what_is_alike_through_others():
         for names in (("a", "b"), ("c", "d"), ("b", "c"), ("x", "y"))
     ]
     assert groups(chain) == [["a", "b", "c", "d"], ["x", "y"]]
-
-
-@pytest.mark.parametrize("distance", [-1, 13])
-def test_a_distance_out_of_reach_is_refused(distance):
-    prints = fingerprints(part(scene(0)))
-    with pytest.raises(VitrailError, match="expected 0 to 12 of 64 bits"):
-        pairs(prints, distance=distance)

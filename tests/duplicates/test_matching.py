@@ -12,7 +12,7 @@ from vitrail.duplicates.matching import EXACT, match
 
 
 def matched(a: Fingerprints, b: Fingerprints | None = None) -> list[tuple[int, int, bool]]:
-    found = match(a, b, distance=8, crops=False, mirrored=False)
+    found = match(a, b, crops=False)
     return sorted((i, j, bits == EXACT) for i, j, bits in found.tolist())
 
 

@@ -91,7 +91,7 @@ def check_dataset(
                 whole,
                 against=[open_stored(other) for other in options.against],
                 inside=options.duplicates,
-                options=duplicates.MatchOptions(mirrored=options.mirrored),
+                mirrored=options.mirrored,
                 workers=options.workers,
                 progress=advance,
             )

@@ -34,7 +34,7 @@ from vitrail.data.dataset import (
 )
 from vitrail.data.decode import Pixels, in_threads
 from vitrail.errors import FailureError, VitrailError, one_line
-from vitrail.files import atomic_write
+from vitrail.files import atomic_write, write_bytes
 
 _FORMAT = "vitrail store 1"
 
@@ -223,13 +223,9 @@ def write_decoded(
 
     atomic_write(pixels, save)
 
-    def save_table(part: Path) -> None:
-        with part.open("wb") as file:
-            np.savez(file, **table)
-
     try:
         # Written last: where it is, the other is complete.
-        atomic_write(stem.with_suffix(".npz"), save_table)
+        write_bytes(stem.with_suffix(".npz"), lambda file: np.savez(file, **table))
     except FailureError:
         pixels.unlink(missing_ok=True)
         raise

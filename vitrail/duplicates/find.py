@@ -15,27 +15,12 @@ from vitrail.console import Advance, plural
 from vitrail.data.dataset import Broken, Source, Splits, Subset
 from vitrail.duplicates.fingerprints import Fingerprints, fingerprints
 from vitrail.duplicates.matching import EXACT, Rows, match
-from vitrail.errors import VitrailError
 
-_FARTHEST = 12
-"""With more bits, the search would take hours for a million images and find unrelated ones."""
 _COMPARED = (
     *(("train", "test"), ("train", "val"), ("val", "test")),
     *((split, split) for split in ("train", "val", "test")),
 )
 """The pairs of splits of one dataset, then each split by itself."""
-
-
-@dataclass(frozen=True)
-class MatchOptions:
-    """When two images count as duplicates."""
-
-    distance: int = 8
-    """Bits of the 64-bit hashes that may differ."""
-    crops: bool = True
-    """Whether one may be a crop of the other, by up to a tenth of each side."""
-    mirrored: bool = False
-    """Whether one may be a mirror image of the other."""
 
 
 @dataclass(frozen=True)
@@ -147,22 +132,20 @@ class Duplicates:
         }
 
 
-_DEFAULT = MatchOptions()
-
-
 def find(
     data: Splits,
     *,
     against: Sequence[Splits] = (),
     inside: bool = True,
-    options: MatchOptions = _DEFAULT,
+    mirrored: bool = False,
     workers: int = 0,
     progress: Advance | None = None,
 ) -> Duplicates:
     """Duplicates between a dataset and others, and `inside` it, across and within its splits.
 
-    Of the others, only val and test count, or all of one that has neither. Only the fingerprints of
-    the dataset and of one split of another are in memory at a time.
+    With `mirrored`, mirror images are duplicates as well. Of the others, only val and test count,
+    or all of one that has neither. Only the fingerprints of the dataset and of one split of another
+    are in memory at a time.
     """
     own = {
         name: fingerprints(part, workers=workers, progress=progress)
@@ -178,11 +161,11 @@ def find(
             for first, prints in own.items():
                 names = (first, f"{second} of {other.name}")
                 leak = first == "train"
-                sections.append(_section(names, prints, theirs, options, leak, same_labels=False))
+                sections.append(_section(names, prints, theirs, mirrored, leak, same_labels=False))
     for names in _COMPARED if inside else ():
         if own.keys() >= set(names):
             first, second = (own[name] for name in names)
-            sections.append(_section(names, first, second, options, leak=names[0] != names[1]))
+            sections.append(_section(names, first, second, mirrored, leak=names[0] != names[1]))
     sections.sort(key=lambda section: not section.leak)
     return Duplicates(data.name, tuple(sections), tuple(broken))
 
@@ -191,21 +174,17 @@ def _section(
     names: tuple[str, str],
     first: Fingerprints,
     second: Fingerprints,
-    options: MatchOptions,
+    mirrored: bool,
     leak: bool,
     same_labels: bool = True,
 ) -> Section:
-    duplicates = pairs(first, None if second is first else second, **vars(options))
+    duplicates = pairs(first, None if second is first else second, mirrored=mirrored)
     return Section(*names, tuple(duplicates), leak, same_labels, (first.source, second.source))
 
 
-def pairs(a: Fingerprints, b: Fingerprints | None = None, **options: Any) -> list[Pair]:
-    """The duplicates within one set or across two, the most certain first; `options` are those of
-    `MatchOptions`."""
-    settings = MatchOptions(**options)
-    if not 0 <= settings.distance <= _FARTHEST:
-        raise VitrailError(f"distance = {settings.distance}: expected 0 to {_FARTHEST} of 64 bits")
-    matches = match(a, b, **vars(settings))
+def pairs(a: Fingerprints, b: Fingerprints | None = None, *, mirrored: bool = False) -> list[Pair]:
+    """The duplicates within one set or across two, the most certain first."""
+    matches = match(a, b, mirrored=mirrored)
     one = _names_and_labels(a, matches[:, 0])
     two = _names_and_labels(a if b is None else b, matches[:, 1])
     result = [

@@ -25,6 +25,9 @@ MOST = 1_000_000
 """Pairs that are recorded; beyond, only those of an image that has none yet."""
 _CHUNK = 1 << 14
 EXACT = -1
+_DISTANCE = 8
+"""Bits of the 64-bit hashes that may differ. With more than 12, the search would take hours for a
+million images and find unrelated ones."""
 
 Rows = Int[np.ndarray, " k"]
 _Matches = Int[np.ndarray, "_ 3"]
@@ -75,9 +78,10 @@ def _chunked(
 
 
 def match(
-    a: Fingerprints, b: Fingerprints | None = None, *, distance: int, crops: bool, mirrored: bool
+    a: Fingerprints, b: Fingerprints | None = None, *, crops: bool = True, mirrored: bool = False
 ) -> _Matches:
-    """Pairs of rows that are duplicates, within one set or across two.
+    """Pairs of rows that are duplicates, within one set or across two; one image may be a crop of
+    the other, by up to a tenth of each side, or its mirror image.
 
     Among images with equal pixels each is paired with one of the others, so that a thousand
     copies make a thousand pairs, not half a million.
@@ -88,13 +92,13 @@ def match(
         representative_of_row = groups_a.representatives[groups_a.group_of_row]
         copies = np.flatnonzero(representative_of_row != np.arange(len(a)))
         exact = _triples(representative_of_row[copies], copies, EXACT)
-        return np.concatenate([exact, _search(groups_a, None, all_views, distance)])
+        return np.concatenate([exact, _search(groups_a, None, all_views)])
     groups_b = _grouped(b)
     _, shared_a, shared_b = np.intersect1d(
         groups_a.digests, groups_b.digests, assume_unique=True, return_indices=True
     )
     exact = _triples(groups_a.representatives[shared_a], groups_b.representatives[shared_b], EXACT)
-    pairs = _merge([exact, _search(groups_a, groups_b, all_views, distance)])
+    pairs = _merge([exact, _search(groups_a, groups_b, all_views)])
     pairs_of_a, rows_a = groups_a.members(pairs[:, 0])
     pairs_of_b, rows_b = groups_b.members(pairs[:, 1])
     return _merge(
@@ -105,9 +109,7 @@ def match(
     )
 
 
-def _search(
-    groups_a: _Groups, groups_b: _Groups | None, all_views: Sequence[View], distance: int
-) -> _Matches:
+def _search(groups_a: _Groups, groups_b: _Groups | None, all_views: Sequence[View]) -> _Matches:
     """Near duplicates among representatives: every view (whole, cropped, mirrored) of the images of
     one set is compared with the whole images of the other, then the other way around."""
     whole = all_views[0]
@@ -119,7 +121,7 @@ def _search(
     pairs = _PairList([len(side.group_of_row) for side in sides])
     for viewed, other, view in rounds:
         swapped = viewed is groups_b
-        for viewed_at, other_at in near(viewed.hashes(view), whole_hashes[id(other)], distance):
+        for viewed_at, other_at in near(viewed.hashes(view), whole_hashes[id(other)], _DISTANCE):
             rows, other_rows = viewed.searched[viewed_at], other.searched[other_at]
             new = pairs.is_new(*((other_rows, rows) if swapped else (rows, other_rows)))
             rows, other_rows = rows[new], other_rows[new]

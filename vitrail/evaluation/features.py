@@ -22,7 +22,7 @@ from vitrail.data.dataset import Source
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.errors import FailureError, VitrailError
 from vitrail.evaluation.predictor import ImageBatches, Predictor, gather
-from vitrail.files import atomic_write
+from vitrail.files import write_bytes
 from vitrail.model import Classifier
 from vitrail.model.classifier import eval_mode
 from vitrail.model.variants import to_dict
@@ -86,8 +86,9 @@ class FeatureCache:
         self.new.clear()
         try:
             # Keys last: vectors without keys do no harm, keys without vectors would.
-            _write(self.folder / f"{name}.vectors.npy", vectors)
-            _write(self.folder / f"{name}.keys.npy", keys)
+            for kind, table in (("vectors", vectors), ("keys", keys)):
+                path = self.folder / f"{name}.{kind}.npy"
+                write_bytes(path, lambda file, table=table: np.save(file, table))
         except FailureError as error:
             say(f"features are not cached: {error}")
 
@@ -187,14 +188,6 @@ def identity(model: Classifier, precision: torch.dtype | None) -> str:
 
 def _digest(tensor: Tensor) -> bytes:
     return hashlib.blake2b(tensor.contiguous().numpy().data, digest_size=_DIGEST).digest()
-
-
-def _write(path: Path, table: np.ndarray) -> None:
-    def save(part: Path) -> None:
-        with part.open("wb") as file:
-            np.save(file, table)
-
-    atomic_write(path, save)
 
 
 def _read(path: Path) -> np.ndarray:

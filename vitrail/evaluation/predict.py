@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
@@ -26,7 +26,7 @@ from vitrail.console import plural, say
 from vitrail.data.dataset import IndexedSource
 from vitrail.data.decode import decode, open_image
 from vitrail.data.folder import images_below
-from vitrail.devices import cores, setup_devices
+from vitrail.devices import cores, limited_threads, setup_devices
 from vitrail.errors import VitrailError
 from vitrail.evaluation.fast import MAX_IMAGES, choose_form
 from vitrail.evaluation.labels import NEW_HEAD
@@ -124,17 +124,6 @@ def find_images(paths: str | Path | Sequence[str | Path]) -> Files:
     return Files((), np.zeros(len(names), dtype=np.int64), names)
 
 
-@contextmanager
-def split_threads(parts: int) -> Iterator[None]:
-    """Divides torch's own threads among as many threads of ours."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, before // parts))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @dataclass
 class _PredictionJob:
     """Predicts one batch after the other; all threads share it."""
@@ -165,7 +154,7 @@ class _PredictionJob:
             # On a CPU, as many as torch would use itself.
             threads = torch.get_num_threads() if on_cpu else min(cores(), _MAX_THREADS)
             threads = min(self.workers or threads, len(starts))
-            with split_threads(threads):
+            with limited_threads(torch.get_num_threads() // threads):
                 if self.fast:
                     self._speed_up(min(batch, usual))
                 for done in self._batches_in_order(starts, threads):

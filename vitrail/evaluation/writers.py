@@ -16,7 +16,7 @@ import numpy as np
 from vitrail.console import count_progress, echo, escaped, padded, plural, say, width_of
 from vitrail.errors import FailureError, VitrailError, one_line
 from vitrail.evaluation.predict import Files, find_images, predict
-from vitrail.files import atomic_write
+from vitrail.files import write_bytes
 from vitrail.weights.exported import open_model
 
 Row = dict[str, Any]
@@ -168,12 +168,8 @@ def _npz(path: Path) -> Iterator[Writer]:
         raw.flush()
         shape = (len(names), width)
         vectors = np.memmap(raw, np.float32, "r", shape=shape) if names else np.zeros(shape)
-
-        def save(part: Path) -> None:
-            with part.open("wb") as file:
-                np.savez(file, paths=np.array(names, dtype=np.str_), vectors=vectors)
-
-        atomic_write(path, save)
+        paths = np.array(names, dtype=np.str_)
+        write_bytes(path, lambda file: np.savez(file, paths=paths, vectors=vectors))
 
 
 @contextmanager

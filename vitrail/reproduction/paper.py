@@ -5,17 +5,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vitrail.config import parse_setting
 from vitrail.console import byte_size, duration, echo, plural, rounded, say
-from vitrail.devices import cores
+from vitrail.devices import cores, limited_threads
 from vitrail.errors import VitrailError
 from vitrail.files import make_folder
 from vitrail.reporting.rendering import operations, significant
@@ -168,7 +165,7 @@ def _run(study: Study, jobs: int, minutes: float) -> None:
     for helper in helpers:
         helper.start()
     try:
-        with _threads(jobs):
+        with limited_threads(cores() // jobs):
             finished = study.work(deadline)
             for helper in helpers:
                 helper.join()
@@ -192,7 +189,7 @@ def _help(
     """Another process of the same study."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     deadline = time.monotonic() + 60 * minutes if minutes else float("inf")
-    with _threads(jobs):
+    with limited_threads(cores() // jobs):
         Study(designs, folder, device, overrides, jobs).work(deadline)
 
 
@@ -202,17 +199,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-@contextmanager
-def _threads(jobs: int) -> Iterator[None]:
-    """The CPU's cores, shared between the processes of a study."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(before, cores() // jobs)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _write_pages(study: Study, scale: str) -> None:

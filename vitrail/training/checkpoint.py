@@ -33,8 +33,9 @@ from vitrail import aliases
 from vitrail.data.draws import ON_CPU
 from vitrail.devices import Devices
 from vitrail.errors import FailureError, one_line, out_of_memory
-from vitrail.files import atomic_write
+from vitrail.files import write_bytes
 from vitrail.training.optim import EMA
+from vitrail.weights.read import save_torch
 
 _MARK = b"\nsha256:"
 """Stands between a checkpoint and its digest. torch ignores what follows its file."""
@@ -206,17 +207,12 @@ def write(path: Path, previous: Path, state: dict[str, Any], counters: Counters)
     """Writes a checkpoint in the place of the last one, which becomes `previous`."""
     content = {"learner": state, "counters": vars(counters)}
 
-    def save(part: Path) -> None:
-        with part.open("wb") as file:
-            hashed: Any = HashedFile(file)
-            try:
-                torch.save(content, hashed)
-            except RuntimeError as error:
-                # On a full disk torch only counts bytes; what the disk said is the context.
-                raise error.__context__ or error from None
-            file.write(_MARK + hashed.sum.digest())
+    def save(file: IO[bytes]) -> None:
+        hashed = HashedFile(file)
+        save_torch(hashed, content)
+        file.write(_MARK + hashed.sum.digest())
 
-    atomic_write(path, save, previous=previous)
+    write_bytes(path, save, previous=previous)
 
 
 def read(path: Path) -> tuple[dict[str, Any], Counters]:

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitrail.errors import VitrailError, one_line
-from vitrail.files import atomic_write, write_json
+from vitrail.files import atomic_write, write_bytes, write_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Weights files in a folder; the first that exists is used."""
@@ -313,36 +313,33 @@ def write(contents: Contents, folder: bool = False) -> None:
         write_json(path / "config.json", contents.config)
         write_json(path / "preprocessor_config.json", contents.preprocessor)
     elif path.suffix == ".npz":
-        atomic_write(path, lambda part: _save_npz(part, tensors))
+        write_bytes(path, lambda file: np.savez(file, **_as_arrays(tensors)))
     elif path.suffix == ".safetensors":
         # A single file stores what the tensors do not show, such as the number of heads.
         sidecars = {"config": contents.config, "preprocessor": contents.preprocessor}
         metadata = metadata | {name: json.dumps(value) for name, value in sidecars.items() if value}
         atomic_write(path, lambda part: save_file(tensors, part, metadata))
     elif path.suffix in (".pt", ".pth", ".bin"):
-        atomic_write(path, lambda part: _save_torch(part, tensors))
+        write_bytes(path, lambda file: save_torch(file, tensors))
     else:
         raise VitrailError(
             f"cannot write '{path.suffix}' files; use .npz, .safetensors, .pth or a folder"
         )
 
 
-def _save_npz(path: Path, tensors: dict[str, Tensor]) -> None:
-    arrays = {
-        # bfloat16 as JAX's own files have it
+def _as_arrays(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """bfloat16 as JAX's own files have it."""
+    return {
         key: x.view(torch.int16).numpy().view(np.dtype("V2"))
         if x.dtype == torch.bfloat16
         else x.numpy()
         for key, x in ((key, x.detach().cpu()) for key, x in tensors.items())
     }
-    with path.open("wb") as file:  # given a path, numpy would add a suffix
-        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def _save_torch(path: Path, tensors: dict[str, Tensor]) -> None:
-    with path.open("wb") as file:
-        try:
-            torch.save(tensors, file)
-        except RuntimeError as error:
-            # On a full disk torch only counts bytes; its context has what the disk reported.
-            raise error.__context__ or error from None
+def save_torch(file: Any, value: Any) -> None:
+    """`torch.save`; on a full disk, which torch only counts bytes of, what the disk reported."""
+    try:
+        torch.save(value, file)
+    except RuntimeError as error:
+        raise error.__context__ or error from None
