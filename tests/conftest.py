@@ -15,6 +15,7 @@ from tests.models import timm_checkpoint
 # Tests run side by side, one process per core: more threads would only get in each other's way.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the commands that they run
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -555,9 +555,17 @@ def find_recipe(recipe: str | Path) -> Path:
 def read_recipe(path: Path) -> dict[str, Any]:
     """The settings of a recipe as a flat dictionary, each value checked."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        pairs = flatten(tree)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return dict(_recipe_values(path, path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise VitrailError(f"cannot read {path}: {one_line(error)}") from None
+
+
+@cache
+def _recipe_values(path: Path, text: str) -> dict[str, Any]:
+    """A study reads the same recipe for each of its runs."""
+    try:
+        pairs = flatten(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
         raise VitrailError(f"cannot read {path}: {one_line(error)}") from None
     except RecursionError:
         raise VitrailError(f"cannot read {path}: it is nested too deeply") from None
@@ -708,10 +716,16 @@ def build_config(values: Mapping[str, Any]) -> Config:
             sections.setdefault(section, {})[key] = value
         else:
             sections[section] = value
-    for name, kind in get_type_hints(Config).items():
-        if is_dataclass(kind) and name in sections:
+    for name, kind in _sections().items():
+        if name in sections:
             sections[name] = kind(**sections[name])
     return Config(**sections)
+
+
+@cache
+def _sections() -> dict[str, Any]:
+    """The name and the type of every section."""
+    return {name: kind for name, kind in get_type_hints(Config).items() if is_dataclass(kind)}
 
 
 def with_settings(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -782,9 +796,8 @@ def _choices(name: str) -> str:
 def explanations() -> dict[str, str]:
     """The docstring below each setting, in one line."""
     texts = _docstrings(Config)
-    for name, kind in get_type_hints(Config).items():
-        if is_dataclass(kind) and isinstance(kind, type):
-            texts |= {f"{name}.{key}": text for key, text in _docstrings(kind).items()}
+    for name, kind in _sections().items():
+        texts |= {f"{name}.{key}": text for key, text in _docstrings(kind).items()}
     return texts
 
 

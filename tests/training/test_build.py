@@ -147,7 +147,7 @@ def test_activations_are_counted_before_there_are_any(variant):
     real = sum(x.untyped_storage().nbytes() for at, x in saved.items() if at not in weights)
     assert outputs.requires_grad
     # The attention of the CPU saves less than the formula.
-    assert 0.95 * real < activation_bytes(model) < 4 * real
+    assert 0.95 * real < activation_bytes(model.architecture) < 4 * real
 
 
 def test_batches_on_a_cpu_fit_into_memory(monkeypatch, tmp_path):
@@ -163,7 +163,9 @@ def test_batches_on_a_cpu_fit_into_memory(monkeypatch, tmp_path):
     cpu = Devices(torch.device("cpu"), torch.float32)
     assert choose_microbatch(config, model, cpu) == 0
     whole = train_config(config, tmp_path / "whole")
-    monkeypatch.setattr(build_module, "total_memory", lambda: 9 * activation_bytes(model))
+    monkeypatch.setattr(
+        build_module, "total_memory", lambda: 9 * activation_bytes(model.architecture)
+    )
     assert choose_microbatch(config, model, cpu) == 2
     assert choose_microbatch(with_settings(config, {"system.microbatch": 5}), model, cpu) == 5
     assert choose_microbatch(config, model, Devices(torch.device("cuda"), torch.bfloat16)) == 0

@@ -175,7 +175,7 @@ class Index:
             "offsets": self.offsets,
             "sizes": self.sizes,
             "members": pack_strings(self.members),
-            "told": pack_strings(self.labels),
+            "labels": pack_strings(self.labels),
             "classes": pack_strings(self.classes),
             "shard": pack_strings([str(self.length), self.beginning, self.damage]),
         }
@@ -188,7 +188,7 @@ class Index:
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 offsets, sizes = file["offsets"], file["sizes"]
                 members, labels, classes = (
-                    unpack_strings(file[x]) for x in ("members", "told", "classes")
+                    unpack_strings(file[x]) for x in ("members", "labels", "classes")
                 )
                 length, beginning, damage = unpack_strings(file["shard"])
             if not len(offsets) == len(sizes) == len(members) == len(labels):

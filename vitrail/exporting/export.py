@@ -66,7 +66,7 @@ class GraphParity:
 
     @property
     def holds(self) -> bool:
-        """Whether the file is the same model; int8 is judged by its predictions."""
+        """Whether the file is the same model; for int8, whether it predicts the same."""
         if self.int8:
             return self.kept is not None and self.kept >= _MIN_UNCHANGED
         return self.difference <= TOLERANCE * max(1, self.largest / 10)

@@ -3,6 +3,7 @@
 import re
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,24 @@ def write_page(
 
     The template of another package can extend those of the reports.
     """
+    window = resources.files("vitrail").joinpath("window.svg").read_text("utf-8")
+    page = (
+        _environment(package)
+        .get_template(template)
+        .render(
+            version=__version__,
+            icon="data:image/svg+xml;base64," + b64encode(window.encode()).decode(),
+            window=Markup(window.replace(' xmlns="http://www.w3.org/2000/svg"', "")),
+            **values,
+        )
+    )
+    atomic_write(target, lambda part: part.write_text(page, "utf-8"))
+    return target
+
+
+@cache
+def _environment(package: str) -> Environment:
+    """Compiles each template once."""
     environment = Environment(
         loader=FunctionLoader(lambda name: _source(name, package)),
         autoescape=True,
@@ -41,15 +60,7 @@ def write_page(
     filters = (percent, between, fixed, count, duration, plural, short, image_uri)
     filters += (operations, joules, memory, significant)
     environment.filters.update({function.__name__: function for function in filters})
-    window = resources.files("vitrail").joinpath("window.svg").read_text("utf-8")
-    page = environment.get_template(template).render(
-        version=__version__,
-        icon="data:image/svg+xml;base64," + b64encode(window.encode()).decode(),
-        window=Markup(window.replace(' xmlns="http://www.w3.org/2000/svg"', "")),
-        **values,
-    )
-    atomic_write(target, lambda part: part.write_text(page, "utf-8"))
-    return target
+    return environment
 
 
 def _source(name: str, package: str) -> str:

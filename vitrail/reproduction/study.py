@@ -58,7 +58,7 @@ _OF_WEIGHTS: Mapping[str, Any] = {
 
 
 class StoppedError(FailureError):
-    """A signal asked the process to stop."""
+    """A signal stopped the process."""
 
 
 @dataclass(frozen=True, kw_only=True)

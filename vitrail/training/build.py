@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from vitrail.data.opening import in_catalog, same_data
 from vitrail.data.preprocessing import Preprocessing
 from vitrail.devices import Devices, total_memory
 from vitrail.errors import VitrailError
-from vitrail.model import Classifier, build_meta, create, parse_variant
+from vitrail.model import Architecture, Classifier, build_meta, create, parse_variant
 from vitrail.model.classifier import as_size
 from vitrail.model.variants import variant_name
 from vitrail.training.optim import Schedule, hyperrule
@@ -148,16 +149,18 @@ def choose_microbatch(config: Config, model: Classifier, devices: Devices) -> in
     chosen, share = config.system.microbatch, config.train.batch // devices.world
     if chosen or config.train.freeze or devices.device.type != "cpu":
         return chosen
-    most = total_memory() // (3 * devices.world * activation_bytes(model))
+    activations = activation_bytes(model.architecture, config.system.recompute)
+    most = total_memory() // (3 * devices.world * activations)
     while share > max(1, most):
         share = chosen = share // 2
     return chosen
 
 
-def activation_bytes(model: Classifier) -> int:
+@cache
+def activation_bytes(architecture: Architecture, recompute: bool = False) -> int:
     """Bytes that the forward pass of one image keeps for the backward pass, in float32."""
-    meta = build_meta(model.architecture).eval()
-    meta.activation_checkpointing = model.activation_checkpointing
+    meta = build_meta(architecture).eval()
+    meta.activation_checkpointing = recompute
     kept = {p.untyped_storage()._cdata: 0 for p in meta.parameters()}
 
     def count(tensor: Tensor) -> Tensor:
@@ -165,7 +168,7 @@ def activation_bytes(model: Classifier) -> int:
         kept.setdefault(storage._cdata, storage.nbytes())
         return tensor
 
-    shape = (1, model.architecture.channels, *model.architecture.size)
+    shape = (1, architecture.channels, *architecture.size)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         outputs = meta(torch.zeros(shape, device="meta"))  # keeps what was counted
     del outputs

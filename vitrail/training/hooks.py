@@ -48,7 +48,7 @@ class Hooks:
     done: float
     """The share of the run that was done at the last call."""
     stop_signal: str = ""
-    """The signal that asked this process to stop."""
+    """The signal that stops this process."""
     losses: list[Tensor] = field(default_factory=list)
     logged: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)

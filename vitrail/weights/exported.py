@@ -46,7 +46,7 @@ _TARGETS = (
 
 
 def open_model(source: str | Path) -> "Classifier | ExportedModel":
-    """A MODEL that is only asked for predictions: any that `load` takes, or an exported file."""
+    """A MODEL for prediction alone: any that `load` takes, or an exported file."""
     path = Path(source)
     if path.suffix in EXPORTED and not path.is_dir():
         return ExportedModel(resolve(source)[0])
