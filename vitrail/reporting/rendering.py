@@ -32,15 +32,12 @@ def write_page(
     The template of another package can extend those of the reports.
     """
     window = resources.files("vitrail").joinpath("window.svg").read_text("utf-8")
-    page = (
-        _environment(package)
-        .get_template(template)
-        .render(
-            version=__version__,
-            icon="data:image/svg+xml;base64," + b64encode(window.encode()).decode(),
-            window=Markup(window.replace(' xmlns="http://www.w3.org/2000/svg"', "")),
-            **values,
-        )
+    environment = _environment(package)
+    page = environment.get_template(template).render(
+        version=__version__,
+        icon="data:image/svg+xml;base64," + b64encode(window.encode()).decode(),
+        window=Markup(window.replace(' xmlns="http://www.w3.org/2000/svg"', "")),
+        **values,
     )
     atomic_write(target, lambda part: part.write_text(page, "utf-8"))
     return target

@@ -127,9 +127,8 @@ class MaskedPatches(Objective):
                 losses.append(loss[: len(part.indices)])
         reshard(self)
         found = torch.cat(losses).cpu().double()
-        total, n = devices.total(
-            torch.tensor([found.sum().item(), len(found)], dtype=torch.float64)
-        ).tolist()
+        sums = torch.tensor([found.sum().item(), len(found)], dtype=torch.float64)
+        total, n = devices.total(sums).tolist()
         if not n:
             raise VitrailError(NO_VAL_IMAGE)
         names = images.source.names
