@@ -557,7 +557,7 @@ def export(model: str, target: Path, as_json: bool, **options: Any) -> None:
     "--scale",
     default="small",
     show_default=True,
-    help="smoke (a minute on a CPU), tiny (half an hour on a CPU), small (minutes on one GPU), "
+    help="smoke (a minute on a CPU), tiny (about an hour on a CPU), small (minutes on one GPU), "
     "medium (hours), published (the authors' weights) or full (the paper's).",
 )
 @click.option("--plan", is_flag=True, help="Print the estimated cost without running anything.")
