@@ -245,7 +245,7 @@ class System:
     graphs: Literal["auto"] | bool = "auto"
     """On a CUDA device: record the forward and backward pass as CUDA graphs and replay them, which
     avoids the overhead of launching kernels; auto does so in a single process without compilation,
-    recomputation or a frozen backbone."""
+    recomputation, a frozen backbone or a smaller system.microbatch."""
     recompute: bool = False
     """Recompute activations in the backward pass (gradient checkpointing): less memory, about a
     third more compute."""

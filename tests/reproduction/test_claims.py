@@ -230,6 +230,15 @@ def test_seeds_whose_lines_are_apart_are_not_left_out():
     assert decision.parts[0].apart
 
 
+def test_a_line_that_misses_a_point_is_not_compared():
+    found = lines()
+    by_seed = found.by_cell["a2"]
+    cut = {**found.by_cell, "a2": {0: by_seed[0], 1: by_seed[1] | {"top1": None}}}
+    (part,) = decide(claim("less x", pairs=(("a", "b"),)), Results(found.design, cut)).parts
+    assert part.estimate.n == 1
+    assert part.estimate.verdict == "undecided"
+
+
 @pytest.mark.parametrize("missing", ["a1", "a2", "b3"])
 def test_lines_decide_nothing_before_all_their_points_are_there(missing):
     found = lines()

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vitrail import devices
 from vitrail.config import load_config
 from vitrail.data.loader import TrainingBatch
-from vitrail.devices import Devices
+from vitrail.devices import Devices, graph_forward
 from vitrail.errors import FailureError, out_of_memory
 from vitrail.training.build import build_schedule
 from vitrail.training.checkpoint import TrainState
@@ -98,6 +99,33 @@ def test_out_of_memory_frees_recorded_graphs():
     task.forward = task.forward  # as graph_forward does
     trained(task, steps=1)
     assert "forward" not in vars(task)
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA out of memory", "operation failed due to a previous error during capture"]
+)
+def test_a_recording_that_runs_out_of_memory_is_reported_and_left_out(message, monkeypatch, capsys):
+    def fails(*_arguments):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(devices, "_recorded", fails)
+    task, plain = Squares(), Squares()
+    graph_forward(task, 16)
+    run, losses = trained(task, steps=3)
+    assert losses == trained(plain, steps=3)[1]
+    assert run.microbatch == 0
+    assert capsys.readouterr().err == f"graphs   not recorded: {message}\n"
+
+
+def test_other_errors_of_a_recording_are_raised(monkeypatch):
+    def fails(*_arguments):
+        raise RuntimeError("shapes differ")
+
+    monkeypatch.setattr(devices, "_recorded", fails)
+    task = Squares()
+    graph_forward(task, 16)
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        trained(task, steps=1)
 
 
 def test_out_of_memory_while_a_batch_is_prepared_halves_what_is_prepared():

@@ -155,8 +155,8 @@ def _with_diverged(part: Part, results: Results) -> Part:
         return part
     diverged = results.design.seeds - part.estimate.n
     # Those that did not diverge would not be a random choice.
-    estimate = replace(part.estimate, verdict="undecided") if diverged else part.estimate
-    return replace(part, estimate=estimate, diverged=diverged)
+    undecided = replace(part.estimate, verdict="undecided", needed=None)
+    return replace(part, estimate=undecided, diverged=diverged) if diverged else part
 
 
 def names_of_best(claim: Claim, design: Design) -> list[str]:
@@ -320,13 +320,15 @@ def _along(
     Seeds whose lines have no common range are those where they are furthest apart: to leave out
     these alone would decide by the others.
     """
-    values = []
+    complete, values = results.complete(*pair), []
+    points = [point for line in pair for point in results.design.select(line)]
     for seed in range(results.design.seeds):
+        # Once all runs are done, a point that is missing diverged, and its line is another one.
+        whole = all(seed in results.values(point, claim.measure) for point in points)
         lines = [results.line(line, seed, claim.measure) for line in pair]
-        if all(xs for xs, _ in lines):
+        if all(xs for xs, _ in lines) and (whole or not complete):
             values.append(compare(*lines))
     known = [value for value in values if value is not None]
-    complete = results.complete(*pair)
     if complete and len(known) < len(values):
         return Part(name.format(*pair), None, complete, apart=True)
     estimate = _decided(known, claim, results, lambda found: is_above(found, claim.margin))
